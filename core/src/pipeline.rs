@@ -1,0 +1,140 @@
+//! The pipeline spec: source + ordered steps + epochs + output, in one TOML file.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+use crate::ids::DatasetName;
+
+/// A whole, validated pipeline. Equal specs have equal canonical JSON.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PipelineSpec {
+    pub name: DatasetName,
+    #[serde(default)]
+    pub description: String,
+    pub source: SourceSpec,
+    #[serde(default)]
+    pub steps: Vec<StepSpec>,
+    pub epochs: EpochsSpec,
+    pub output: OutputSpec,
+    #[serde(default)]
+    pub index: IndexSpec,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split: Option<SplitSpec>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SourceFormat {
+    Csv,
+    Json,
+    Parquet,
+    Arrow,
+    Files,
+    /// A client's own stream, staged by `DoPut`; never written by hand.
+    Put,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SourceSpec {
+    /// Paths, globs or URLs, relative to the pipeline file.
+    pub uri: Vec<String>,
+    pub format: SourceFormat,
+    /// Per format; keys are checked when the spec is validated.
+    #[serde(default)]
+    pub options: BTreeMap<String, serde_json::Value>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StepSpec {
+    pub name: String,
+    pub kind: StepKind,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StepKind {
+    /// One row-local SELECT over `input`.
+    Sql { query: String },
+    /// `module:function(batch, **options)` in its own process.
+    Python {
+        module: String,
+        function: String,
+        options: BTreeMap<String, serde_json::Value>,
+        /// Rows per call; the default is 1,024.
+        batch_size: Option<u64>,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Shuffle {
+    /// Storage order.
+    None,
+    /// Row groups are permuted, rows inside stay in order.
+    RowGroups,
+    /// Row groups, then rows inside each window.
+    #[default]
+    Window,
+    /// Rows were placed by a keyed permutation when the epoch was stored.
+    Full,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EpochsSpec {
+    pub count: u32,
+    pub seed: u64,
+    pub shuffle: Shuffle,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Compression {
+    None,
+    Lz4,
+    Zstd(i32),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnError {
+    /// The first bad row fails the epoch and is named.
+    Fail,
+    /// Bad rows are put aside, queryable as `system.quarantine`; more than `max_errors` in an epoch fail it.
+    Quarantine { max_errors: u64 },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OutputSpec {
+    /// How many steps run before the rows are stored: 0 is "source", `steps.len()` the default.
+    pub cut: usize,
+    /// Target bytes of a shard.
+    pub shard_size: u64,
+    /// Target uncompressed bytes of a row group.
+    pub row_group_size: u64,
+    pub compression: Compression,
+    pub on_error: OnError,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct IndexSpec {
+    #[serde(default)]
+    pub text: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SplitSpec {
+    /// In file order; they sum to 1.
+    pub ratios: Vec<(String, f64)>,
+    pub by: SplitBy,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SplitBy {
+    /// By a hash of the row key.
+    Key,
+    /// Exact ratios within each value of a column.
+    Stratify { column: String },
+    /// All rows of one value go to one split.
+    Group { column: String },
+}

@@ -1,0 +1,57 @@
+//! The snapshot of a source: which files, which id ranges, which tasks. Plain data; `storage` makes and reads it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::TaskId;
+
+/// One source file as it was when the source was snapshotted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceFile {
+    /// Relative to the source's base, `/`-separated; names that are not UTF-8 have their bytes percent-encoded. Shown as `_source`.
+    pub path: String,
+    pub size: u64,
+    /// An etag, or the modification time in nanoseconds as text: whatever changes with the content.
+    pub stamp: String,
+    /// First `_id` of the file's range.
+    pub id_base: i64,
+    /// Length of the file's id range.
+    pub id_range: i64,
+}
+
+/// The part of a file that a task reads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Piece {
+    /// The whole file.
+    Whole,
+    /// Records that begin in `[start, end)`, a byte range that begins on a record boundary.
+    Bytes { start: u64, end: u64 },
+    /// Rows `[start, end)`.
+    Rows { start: u64, end: u64 },
+}
+
+/// One source chunk: pieces of files in path order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskSpec {
+    pub task: TaskId,
+    /// (index into [`SourceSnapshot::files`], piece).
+    pub pieces: Vec<(u32, Piece)>,
+}
+
+/// Everything about a source that decides the rows it yields. Stored with the dataset; id ranges are never reassigned.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceSnapshot {
+    /// Absolute path or URL that the files' paths are relative to.
+    pub base: String,
+    pub files: Vec<SourceFile>,
+    pub tasks: Vec<TaskSpec>,
+    /// Resolved column names and Arrow type names in order, where the format has to infer them (csv, json); else empty.
+    #[serde(default)]
+    pub columns: Vec<(String, String)>,
+}
+
+impl SourceSnapshot {
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|f| f.size).sum()
+    }
+}

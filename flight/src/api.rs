@@ -1,0 +1,267 @@
+//! Bodies of commands, actions and their answers: plain JSON, so that a Flight client in any language can write them by hand.
+
+use forebay_core::Error;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// `forebay.materialize`: the pipeline file as text, with the code of its Python modules sent along.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MaterializeRequest {
+    /// The pipeline's TOML text.
+    pub pipeline: String,
+    /// Shown in errors: the file's name as the user typed it.
+    #[serde(default)]
+    pub file: String,
+    /// Folder (absolute path or URL) that relative source URIs start from.
+    #[serde(default)]
+    pub base: String,
+    /// `key.path=value` overrides, in order.
+    #[serde(default)]
+    pub set: Vec<String>,
+    /// Module name -> Python source text, for every `.py` file that a Python step's module needs beside the pipeline file.
+    #[serde(default)]
+    pub modules: BTreeMap<String, String>,
+    /// `[from, to)`; null is all epochs of the pipeline.
+    #[serde(default)]
+    pub epochs: Option<(u32, u32)>,
+    /// Stream [`MaterializeProgress`] until done; false returns after the run is durably accepted.
+    #[serde(default = "yes")]
+    pub wait: bool,
+    /// Take up the shards that an interrupted run staged; without it they are redone.
+    #[serde(default)]
+    pub resume: bool,
+    /// Publish a changed pipeline as a new version without the old epochs.
+    #[serde(default)]
+    pub replace: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// One answer message of `forebay.materialize`; the last has a final `state`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct MaterializeProgress {
+    pub dataset: String,
+    /// `running | done | already_materialized | failed`
+    pub state: String,
+    /// Epochs asked for and published so far.
+    pub epochs: Vec<u32>,
+    pub published: Vec<u32>,
+    pub tasks: u64,
+    pub tasks_done: u64,
+    pub rows: u64,
+    /// Source bytes of all tasks and of those done, the base of the ETA.
+    pub source_bytes: u64,
+    pub source_bytes_done: u64,
+    /// Stored bytes.
+    pub bytes: u64,
+    pub quarantined: u64,
+    pub version: Option<u64>,
+    pub error: Option<Error>,
+}
+
+/// `forebay.datasets`: `{"op":"list"}`, `{"op":"show","name":..}`, `{"op":"drop","name":..}`, `{"op":"vacuum","name":..}`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
+pub enum DatasetsRequest {
+    List,
+    Show {
+        name: String,
+        #[serde(default)]
+        version: Option<u64>,
+    },
+    Epochs { name: String },
+    Drop { name: String },
+    Vacuum {
+        name: String,
+        /// Unnamed files younger than this many seconds stay; default a week.
+        #[serde(default)]
+        older_than_s: Option<u64>,
+        #[serde(default)]
+        dry_run: bool,
+    },
+}
+
+/// One dataset in a listing.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DatasetSummary {
+    pub name: String,
+    pub description: String,
+    pub version: u64,
+    pub epochs: Vec<u32>,
+    pub rows: u64,
+    /// Stored bytes of the newest version.
+    pub bytes: u64,
+    pub shards: u64,
+}
+
+/// `datasets show NAME`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DatasetDetail {
+    #[serde(flatten)]
+    pub summary: DatasetSummary,
+    pub fingerprint: String,
+    pub columns: Vec<ColumnInfo>,
+    pub epochs_detail: Vec<EpochInfo>,
+    /// The version's file list, for Parquet-only readers: paths relative to `table`.
+    pub files: Vec<FileInfo>,
+    /// URL of the Delta table.
+    pub table: String,
+    /// The pipeline's canonical spec.
+    pub pipeline: Value,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ColumnInfo {
+    pub name: String,
+    /// As shown to users: `int64`, `string`, `uint8[224,224,3]`, ...
+    pub r#type: String,
+    pub nullable: bool,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct EpochInfo {
+    pub epoch: u32,
+    pub rows: u64,
+    pub bytes: u64,
+    pub shards: u64,
+    pub row_groups: u64,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct FileInfo {
+    pub path: String,
+    pub epoch: u32,
+    pub rows: u64,
+    pub bytes: u64,
+}
+
+/// `forebay.plan`: the plan of a dataset or job, or the rows of one step.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PlanRequest {
+    pub dataset: Option<String>,
+    pub job: Option<String>,
+    pub version: Option<u64>,
+    pub pass: u32,
+    pub batch_size: Option<u64>,
+    pub seed: Option<u64>,
+    pub shuffle: Option<String>,
+    pub window: Option<String>,
+    pub filter: Option<String>,
+    pub world_size: Option<u32>,
+    pub step: Option<u64>,
+    pub batch: Option<u64>,
+    pub consumer: Option<String>,
+}
+
+/// The answer of `forebay.plan`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct PlanInfo {
+    pub dataset: String,
+    pub version: u64,
+    pub pass: u32,
+    pub epoch: u32,
+    pub rows: u64,
+    pub row_groups: u64,
+    pub windows: u64,
+    pub window_rows: u64,
+    pub batches: u64,
+    pub batch_size: u64,
+    pub seed: u64,
+    pub shuffle: String,
+    /// Of the batches asked for: (batch, window, row keys in order).
+    pub selected: Vec<PlanBatch>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct PlanBatch {
+    pub batch: u64,
+    pub window: u64,
+    pub ids: Vec<i64>,
+    /// Empty where the dataset has no `_part`.
+    pub parts: Vec<i32>,
+    pub digest: String,
+}
+
+/// `app_metadata` of each batch message.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchMeta {
+    pub job: String,
+    pub pass: u32,
+    pub epoch: u32,
+    pub step: Option<u64>,
+    pub batch: u64,
+    /// This message is part `part` of `parts` of the batch.
+    pub part: u32,
+    pub parts: u32,
+    pub window: u64,
+    /// Rows in this message.
+    pub rows: u64,
+    /// XXH3-64 over the whole batch's row keys, 16 hex digits.
+    pub digest: String,
+}
+
+/// `app_metadata` of the message that ends a stream: `{"end":"pass"|"job"|"drain"}`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    Pass,
+    Job,
+    Drain,
+}
+
+/// What a consumer says on the `DoExchange` stream, in `app_metadata`: more credits, and batches taken by the trainer.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ConsumerMessage {
+    /// Further batches that may be sent.
+    pub credits: u32,
+    /// Batches of the current pass taken by the trainer since the last message.
+    pub ack: Vec<u64>,
+    /// The pass that `ack` speaks of.
+    pub pass: Option<u32>,
+    /// The consumer is leaving: what it holds unacknowledged is lost (or returns).
+    pub close: bool,
+}
+
+/// `forebay.job.ack`: acknowledgements without `DoExchange`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AckRequest {
+    pub job: String,
+    pub consumer: String,
+    pub pass: u32,
+    pub batches: Vec<u64>,
+}
+
+/// `forebay.job.status | forebay.job.stop`; `job: null` lists all.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct JobRequest {
+    pub job: Option<String>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct JobStatus {
+    pub job: String,
+    pub dataset: String,
+    /// `open | finished | stopped | failed`
+    pub state: String,
+    pub incarnation: u32,
+    pub pass: Option<u32>,
+    pub batches: u64,
+    pub pending: u64,
+    pub granted: u64,
+    pub sent: u64,
+    pub acknowledged: u64,
+    pub lost: u64,
+    pub dropped: u64,
+    pub consumers: Vec<String>,
+    /// The job's digest over all acknowledged batches so far, 16 hex digits; null while a batch is granted or sent.
+    pub digest: Option<String>,
+    pub settings: Value,
+}

@@ -1,0 +1,1 @@
+//! The pool of Python processes that run `python` steps.
