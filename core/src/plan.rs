@@ -89,7 +89,8 @@ pub fn window_rows(window_bytes: u64, rows: u64, bytes: u64, batch_size: u64, ro
         return Err(Error::bad_input("the batch size and the round size must be at least 1"));
     }
     let round = batch_size.checked_mul(round_size).ok_or_else(|| {
-        Error::bad_input(format!("batch size {batch_size} times round size {round_size} does not fit 64 bits")).with_remedy("use smaller batches")
+        Error::bad_input(format!("batch size {batch_size} times round size {round_size} does not fit 64 bits"))
+            .with_remedy("use smaller batches")
     })?;
     if bytes == 0 {
         return Ok(round);
@@ -253,7 +254,8 @@ fn check_selection(groups: &[PlanRowGroup], selection: Option<&Selection>) -> Re
     if same {
         return Ok(());
     }
-    Err(Error::corrupt("the stored selection is of other row groups than the version's").with_remedy("start the job again under another name"))
+    Err(Error::corrupt("the stored selection is of other row groups than the version's")
+        .with_remedy("start the job again under another name"))
 }
 
 fn group_count(groups: &[PlanRowGroup]) -> Result<u32> {

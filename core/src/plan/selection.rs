@@ -4,6 +4,10 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Error, Result};
 
+#[cfg(test)]
+#[path = "selection_tests.rs"]
+mod tests;
+
 const MAGIC: &[u8; 8] = b"FBSEL\x01\0\0";
 /// Magic, number of row groups, checksum.
 const FRAME: usize = 8 + 4 + 8;
@@ -47,7 +51,8 @@ impl Bitmap {
 }
 
 fn too_many_rows() -> Error {
-    Error::bad_input("a row group has more than 4,294,967,295 rows and can't be filtered").with_remedy("materialize it with smaller row groups")
+    Error::bad_input("a row group has more than 4,294,967,295 rows and can't be filtered")
+        .with_remedy("materialize it with smaller row groups")
 }
 
 /// The words stay only where they say something: a group of which no row or every row passes is two numbers.
@@ -159,7 +164,8 @@ impl Selection {
 
     /// Reads what [`Selection::to_bytes`] wrote; `Corrupt` for anything else. Allocates no more than the input's own size.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let corrupt = |what: &str| Error::corrupt(format!("stored selection: {what}")).with_remedy("start the job again under another name");
+        let corrupt =
+            |what: &str| Error::corrupt(format!("stored selection: {what}")).with_remedy("start the job again under another name");
         let (body, sum) = bytes.split_last_chunk::<8>().ok_or_else(|| corrupt("too short"))?;
         if bytes.len() < FRAME || !body.starts_with(MAGIC) {
             return Err(corrupt("not a selection, or of another version"));
