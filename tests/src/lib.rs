@@ -1,1 +1,1 @@
-//! placeholder
+//! Whole-system tests live in `tests/tests/`; this library is empty.

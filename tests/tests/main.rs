@@ -1,1 +1,4 @@
+//! Whole-system tests: one binary, so that the heavy dependencies are linked once.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod layering;
