@@ -7,7 +7,8 @@ use crate::ids::TaskId;
 /// One source file as it was when the source was snapshotted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceFile {
-    /// Relative to the source's base, `/`-separated; names that are not UTF-8 have their bytes percent-encoded. Shown as `_source`.
+    /// Relative to the source's base where the file lies under it, else absolute; `/`-separated. Names that are not UTF-8 have their
+    /// bytes percent-encoded. Shown as `_source`.
     pub path: String,
     pub size: u64,
     /// An etag, or the modification time in nanoseconds as text: whatever changes with the content.
@@ -48,6 +49,19 @@ pub struct SourceSnapshot {
     /// Resolved column names and Arrow type names in order, where the format has to infer them (csv, json); else empty.
     #[serde(default)]
     pub columns: Vec<(String, String)>,
+    /// First `_id` that no file of this or an earlier snapshot has used: ranges of files that vanished are not reused either.
+    #[serde(default)]
+    pub next_id: i64,
+}
+
+/// A row that could not be read or processed. `Quarantine` keeps these, `Fail` reports the first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BadRow {
+    pub id: i64,
+    /// The file it came from, as in `_source`.
+    pub source: String,
+    /// What is wrong and what to do about it, naming line, column or step.
+    pub message: String,
 }
 
 impl SourceSnapshot {
