@@ -1,9 +1,18 @@
 //! The settings of a job, as users give them and as they are pinned.
+//!
+//! Owns: the job's JSON, its defaults and what this version refuses. Must not know: plans, datasets' contents, transports.
+
+mod passes;
+mod request;
+mod settings;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{DatasetName, JobName, VersionId};
+use crate::ids::{ConsumerName, DatasetName, JobName, VersionId};
 use crate::pipeline::Shuffle;
+
+pub use request::JobRequest;
+pub(crate) use request::SHUFFLES;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -52,6 +61,24 @@ pub enum Order {
     Staged,
 }
 
+/// What a rank that disappears from a job in rounds means for the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RankLost {
+    #[default]
+    Wait,
+    Drop,
+    Fail,
+}
+
+/// How a consumer acknowledges when its stream can't carry it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Acks {
+    /// By `forebay.job.ack`, for `DoGet`.
+    Action,
+}
+
 /// Which passes a job makes. In JSON: a number, a list of numbers, "forever", or null for all stored.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Passes {
@@ -87,9 +114,34 @@ pub struct JobSettings {
     pub round_size: Option<u32>,
     pub columns: Option<Vec<String>>,
     pub filter: Option<String>,
+    #[serde(default)]
+    pub rank_lost: RankLost,
+    #[serde(default = "default_rank_timeout_ms")]
+    pub rank_timeout_ms: u64,
     /// Milliseconds without any live consumer after which the job is collected.
     pub idle_timeout_ms: u64,
 }
 
+/// What one consumer says of itself when it opens its job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConsumerSettings {
+    pub consumer: ConsumerName,
+    /// Its number in `0..world_size`.
+    pub rank: Option<u32>,
+    /// It acknowledges by `forebay.job.ack` although it reads with `DoGet`.
+    pub acks_by_action: bool,
+    /// Start the job again if it is finished or stopped.
+    pub restart: bool,
+}
+
+fn default_rank_timeout_ms() -> u64 {
+    DEFAULT_RANK_TIMEOUT_MS
+}
+
 pub const DEFAULT_BATCH_SIZE: u64 = 256;
 pub const DEFAULT_WINDOW: u64 = 256 << 20;
+pub const DEFAULT_RANK_TIMEOUT_MS: u64 = 60_000;
+pub const DEFAULT_IDLE_TIMEOUT_MS: u64 = 600_000;
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,22 @@
 //! The pipeline spec: source + ordered steps + epochs + output, in one TOML file.
+//!
+//! Owns: the spec's types, reading and checking the file, its canonical form, its fingerprint and what changed between two. Must not
+//! know: whether the source exists, what SQL means, what a Python module holds; `sql` and `storage` check those.
+
+mod canonical;
+mod diff;
+pub(crate) mod fields;
+mod fingerprint;
+mod options;
+mod overrides;
+mod parse;
+pub mod size;
+mod validate;
+
+pub use diff::{code_difference, difference, snapshot_difference};
+pub use fingerprint::fingerprint;
+pub use parse::{ParsedPipeline, parse};
+pub use size::{parse_compression, parse_duration_ms, parse_size, show_size};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -138,3 +156,14 @@ pub enum SplitBy {
     /// All rows of one value go to one split.
     Group { column: String },
 }
+
+/// Rows per call of a Python step that does not say.
+pub const DEFAULT_PYTHON_BATCH_SIZE: u64 = 1024;
+pub const DEFAULT_SHARD_SIZE: u64 = 128 << 20;
+pub const DEFAULT_ROW_GROUP_SIZE: u64 = 8 << 20;
+pub const DEFAULT_COMPRESSION: Compression = Compression::Zstd(1);
+/// Bad rows that `on_error = "quarantine"` puts aside in an epoch before it fails, unless `max_errors` says otherwise.
+pub const DEFAULT_MAX_ERRORS: u64 = 1000;
+
+#[cfg(test)]
+mod tests;
