@@ -265,3 +265,20 @@ pub struct JobStatus {
     pub digest: Option<String>,
     pub settings: Value,
 }
+
+/// The message that ends a stream, in `app_metadata`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndMessage {
+    pub end: End,
+}
+
+/// `DoPut`'s descriptor command: `{"dataset":"digits","mode":"append"}`. A path descriptor `[name]` is the same without a mode; the mode may
+/// also stand in the `app_metadata` of the first message, as `{"mode":"append"}`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PutCommand {
+    pub dataset: String,
+    /// `append | replace`; null creates.
+    #[serde(default)]
+    pub mode: Option<String>,
+}

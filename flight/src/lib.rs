@@ -1,2 +1,21 @@
-//! placeholder
+//! Arrow Flight: the service, the client, tickets, and the encoding of rows into messages.
+//!
+//! Owns: everything that is bytes on the wire: messages gathered from chunks of rows, signed tickets, tokens, the mapping of errors to
+//! statuses, and the JSON of commands and actions. Speaks to the rest through the traits of [`backend`]. Must not know: DataFusion,
+//! storage, roles.
+
 pub mod api;
+pub mod backend;
+pub mod client;
+pub mod decode;
+pub mod encode;
+pub mod message;
+pub mod serve;
+pub mod service;
+pub mod status;
+pub mod ticket;
+
+pub use backend::Backend;
+pub use client::Client;
+pub use serve::{Limits, serve};
+pub use service::{Flight, ServiceConfig};

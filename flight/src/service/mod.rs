@@ -1,0 +1,139 @@
+//! The Flight service: one gate in front of every call, then the call.
+//!
+//! `DoGet` and `DoExchange` are answered with bodies of our own framing, so that gathered bytes reach HTTP/2 without another copy; the rest
+//! goes through arrow-flight's generated server. Owns no data: everything comes through [`Backend`].
+
+mod command;
+mod exchange;
+mod get;
+mod put;
+mod rpc;
+mod sql;
+mod stream;
+
+use arrow_flight::flight_service_server::FlightServiceServer;
+use forebay_core::Result;
+use futures::future::BoxFuture;
+use std::convert::Infallible;
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic::server::NamedService;
+
+use crate::backend::Backend;
+use crate::status::to_status;
+use crate::ticket::{Gate, TicketKey};
+use rpc::Rpc;
+
+/// What a service is made with.
+#[derive(Debug, Clone)]
+pub struct ServiceConfig {
+    /// Asked of every call; `None` lets everyone in.
+    pub token: Option<String>,
+    /// Signs tickets; the same on every node of a root.
+    pub key: TicketKey,
+    /// How long tickets are good for.
+    pub ticket_term: Duration,
+    /// How long a token from `Handshake` is good for.
+    pub session_term: Duration,
+    /// Bytes of one incoming message, but for `DoPut`.
+    pub request_limit: usize,
+    /// Bytes of one incoming `DoPut` message, and of what it may decode to: other clients send a whole batch as one.
+    pub put_limit: usize,
+}
+
+impl ServiceConfig {
+    /// Defaults around a key and a token.
+    pub fn new(key: TicketKey, token: Option<String>) -> Self {
+        Self {
+            token,
+            key,
+            ticket_term: Duration::from_secs(3600),
+            session_term: Duration::from_secs(12 * 3600),
+            request_limit: 8 << 20,
+            put_limit: 512 << 20,
+        }
+    }
+}
+
+/// What all calls share.
+pub(crate) struct Shared {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) gate: Gate,
+    pub(crate) config: ServiceConfig,
+    /// Ends every stream: the drain is over.
+    pub(crate) stop: CancellationToken,
+}
+
+/// The service of one node; clones share everything.
+#[derive(Clone)]
+pub struct Flight {
+    shared: Arc<Shared>,
+    rpc: FlightServiceServer<Rpc>,
+    put: FlightServiceServer<Rpc>,
+}
+
+impl fmt::Debug for Flight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Flight").field("config", &self.shared.config).finish_non_exhaustive()
+    }
+}
+
+const SERVICE: &str = "/arrow.flight.protocol.FlightService/";
+
+impl Flight {
+    pub fn new(backend: Arc<dyn Backend>, config: ServiceConfig) -> Self {
+        let gate = Gate::new(config.token.as_deref(), config.key.clone());
+        let (request_limit, put_limit) = (config.request_limit, config.put_limit);
+        let shared = Arc::new(Shared { backend, gate, config, stop: CancellationToken::new() });
+        let rpc = Rpc { shared: Arc::clone(&shared) };
+        let server = |limit| FlightServiceServer::new(rpc.clone()).max_decoding_message_size(limit).max_encoding_message_size(usize::MAX);
+        Self { rpc: server(request_limit), put: server(put_limit), shared }
+    }
+
+    /// Cancelling it ends every stream with `Unavailable`.
+    pub fn stop_token(&self) -> CancellationToken {
+        self.shared.stop.clone()
+    }
+
+    fn admit(&self, method: &str, request: &http::Request<Body>) -> Result<()> {
+        // Handshake is where a client without a token gets one; it checks its own credentials.
+        if method == "Handshake" {
+            return Ok(());
+        }
+        self.shared.gate.check(request.headers().get(http::header::AUTHORIZATION).map(|v| v.as_bytes()))
+    }
+}
+
+impl NamedService for Flight {
+    const NAME: &'static str = "arrow.flight.protocol.FlightService";
+}
+
+impl tower::Service<http::Request<Body>> for Flight {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let method = request.uri().path().strip_prefix(SERVICE).unwrap_or_default().to_owned();
+        if let Err(error) = self.admit(&method, &request) {
+            return Box::pin(std::future::ready(Ok(to_status(&error).into_http())));
+        }
+        match method.as_str() {
+            "DoGet" => {
+                let shared = Arc::clone(&self.shared);
+                Box::pin(async move { Ok(get::respond(shared, request).await) })
+            }
+            "DoExchange" => Box::pin(std::future::ready(Ok(exchange::respond(Arc::clone(&self.shared), request)))),
+            "DoPut" => self.put.call(request),
+            _ => self.rpc.call(request),
+        }
+    }
+}
