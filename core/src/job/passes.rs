@@ -13,7 +13,8 @@ impl Passes {
     /// Reads the JSON form.
     pub fn from_value(value: &Value) -> Result<Self> {
         let refuse = |what: String| {
-            Error::bad_input(what).with_remedy("give a number of passes, a list of pass numbers, \"forever\", or null for all stored epochs")
+            Error::bad_input(what)
+                .with_remedy("give a number of passes, a list of pass numbers, \"forever\", or null for all stored epochs")
         };
         let number = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
         match value {

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    Acks, Assignment, ConsumerSettings, DEFAULT_BATCH_SIZE, DEFAULT_IDLE_TIMEOUT_MS, DEFAULT_RANK_TIMEOUT_MS, DEFAULT_WINDOW, End, JobSettings, Order,
-    Passes, RankLost, Steps, Visitation,
+    Acks, Assignment, ConsumerSettings, DEFAULT_BATCH_SIZE, DEFAULT_IDLE_TIMEOUT_MS, DEFAULT_RANK_TIMEOUT_MS, DEFAULT_WINDOW, End,
+    JobSettings, Order, Passes, RankLost, Steps, Visitation,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::{ConsumerName, DatasetName, JobName, VersionId};
@@ -59,10 +59,11 @@ pub(crate) const SHUFFLES: &[(&str, Shuffle)] =
 impl JobRequest {
     /// Reads the JSON of a job command. All problems are reported at once, unknown keys with the nearest known one.
     pub fn from_json(text: &str) -> Result<Self> {
-        let value: Value =
-            serde_json::from_str(text).map_err(|e| Error::bad_input(format!("job: not JSON: {e}")).with_remedy("send one JSON object with a `dataset`"))?;
+        let value: Value = serde_json::from_str(text)
+            .map_err(|e| Error::bad_input(format!("job: not JSON: {e}")).with_remedy("send one JSON object with a `dataset`"))?;
         let Value::Object(map) = value else {
-            return Err(Error::bad_input(format!("job: expected a JSON object, found {}", show(&value))).with_remedy("send an object with a `dataset`"));
+            return Err(Error::bad_input(format!("job: expected a JSON object, found {}", show(&value)))
+                .with_remedy("send an object with a `dataset`"));
         };
         let problems = Problems::default();
         let mut fields = Fields::new("", map, &problems);
@@ -92,10 +93,15 @@ impl JobRequest {
             shuffle: f.word("shuffle", SHUFFLES),
             order: f.word("order", &[("published", Order::Published), ("staged", Order::Staged)]),
             window: f.size("window"),
-            assignment: f.word("assignment", &[("dynamic", Assignment::Dynamic), ("static", Assignment::Static), ("rounds", Assignment::Rounds)]),
+            assignment: f
+                .word("assignment", &[("dynamic", Assignment::Dynamic), ("static", Assignment::Static), ("rounds", Assignment::Rounds)]),
             visitation: f.word(
                 "visitation",
-                &[("at_most_once", Visitation::AtMostOnce), ("at_least_once", Visitation::AtLeastOnce), ("exactly_once", Visitation::ExactlyOnce)],
+                &[
+                    ("at_most_once", Visitation::AtMostOnce),
+                    ("at_least_once", Visitation::AtLeastOnce),
+                    ("exactly_once", Visitation::ExactlyOnce),
+                ],
             ),
             world_size: f.whole32("world_size", 1),
             steps: f.word("steps", &[("any", Steps::Any), ("equal", Steps::Equal)]),
@@ -133,7 +139,15 @@ impl JobRequest {
         problems.finish("job")?;
         settings.check_supported()?;
         let restart = self.restart.unwrap_or(false);
-        Ok((settings, ConsumerSettings { consumer: ConsumerName(consumer), rank: self.rank, acks_by_action: self.acks == Some(Acks::Action), restart }))
+        Ok((
+            settings,
+            ConsumerSettings {
+                consumer: ConsumerName(consumer),
+                rank: self.rank,
+                acks_by_action: self.acks == Some(Acks::Action),
+                restart,
+            },
+        ))
     }
 
     fn settings(&self, dataset_default_shuffle: Shuffle, problems: &Problems) -> JobSettings {
@@ -213,8 +227,11 @@ fn span(text: Option<&str>, key: &str, default: u64, problems: &Problems) -> u64
 
 fn consumer_name(text: &str) -> Result<String> {
     if text.is_empty() || text.len() > MAX_CONSUMER_NAME || text.chars().any(char::is_control) {
-        return Err(Error::new(Kind::BadInput, format!("`{}` is not a consumer's name", text.chars().take(64).collect::<String>().escape_debug()))
-            .with_remedy(format!("use 1 to {MAX_CONSUMER_NAME} bytes without control characters")));
+        return Err(Error::new(
+            Kind::BadInput,
+            format!("`{}` is not a consumer's name", text.chars().take(64).collect::<String>().escape_debug()),
+        )
+        .with_remedy(format!("use 1 to {MAX_CONSUMER_NAME} bytes without control characters")));
     }
     Ok(text.to_owned())
 }

@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use super::{
-    Assignment, DEFAULT_BATCH_SIZE, DEFAULT_IDLE_TIMEOUT_MS, DEFAULT_RANK_TIMEOUT_MS, DEFAULT_WINDOW, End, JobSettings, Order, Passes, RankLost, Steps,
-    Visitation,
+    Assignment, DEFAULT_BATCH_SIZE, DEFAULT_IDLE_TIMEOUT_MS, DEFAULT_RANK_TIMEOUT_MS, DEFAULT_WINDOW, End, JobSettings, Order, Passes,
+    RankLost, Steps, Visitation,
 };
 use crate::error::{Error, Result};
 use crate::ids::{DatasetName, JobName};
@@ -74,7 +74,11 @@ impl JobSettings {
 
     fn check_staged(&self, problems: &Problems) {
         if self.filter.is_some() {
-            problems.wrong("filter", "`order` staged reads an epoch before its rows are known", "leave the filter out, or use `order` \"published\"");
+            problems.wrong(
+                "filter",
+                "`order` staged reads an epoch before its rows are known",
+                "leave the filter out, or use `order` \"published\"",
+            );
         }
         if self.shuffle == Shuffle::Full {
             problems.wrong("shuffle", "a full shuffle needs the whole epoch", "use \"window\", or `order` \"published\"");

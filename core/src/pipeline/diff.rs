@@ -53,8 +53,10 @@ pub fn code_difference(old: &[(String, String)], new: &[(String, String)]) -> Ve
 pub fn snapshot_difference(old: &SourceSnapshot, new: &SourceSnapshot) -> Vec<String> {
     let stamps = |s: &SourceSnapshot| s.files.iter().map(|f| (f.path.clone(), (f.size, f.stamp.clone()))).collect::<BTreeMap<_, _>>();
     let (before, after) = (stamps(old), stamps(new));
-    let missing = |a: &BTreeMap<String, _>, b: &BTreeMap<String, _>| -> Vec<String> { a.keys().filter(|p| !b.contains_key(*p)).cloned().collect() };
-    let changed = before.iter().filter(|(path, stamp)| after.get(*path).is_some_and(|other| other != *stamp)).map(|(path, _)| path.clone()).collect();
+    let missing =
+        |a: &BTreeMap<String, _>, b: &BTreeMap<String, _>| -> Vec<String> { a.keys().filter(|p| !b.contains_key(*p)).cloned().collect() };
+    let changed =
+        before.iter().filter(|(path, stamp)| after.get(*path).is_some_and(|other| other != *stamp)).map(|(path, _)| path.clone()).collect();
     [("added", missing(&after, &before)), ("removed", missing(&before, &after)), ("changed", changed)]
         .into_iter()
         .filter(|(_, files)| !files.is_empty())

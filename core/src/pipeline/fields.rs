@@ -55,7 +55,9 @@ impl Problems {
         };
         match problems.len() {
             0 => Ok(()),
-            1 => Err(problems.pop().map_or_else(|| Error::internal("no problem"), |p| Error { kind: p.kind, message: line(&p), remedy: p.remedy })),
+            1 => Err(problems
+                .pop()
+                .map_or_else(|| Error::internal("no problem"), |p| Error { kind: p.kind, message: line(&p), remedy: p.remedy })),
             _ => {
                 let kind = if problems.iter().all(|p| p.kind == Kind::Unsupported) { Kind::Unsupported } else { Kind::BadInput };
                 let text = |p: &Problem| match &p.remedy {
@@ -111,7 +113,8 @@ impl<'a> Fields<'a> {
 
     /// A whole number in `min..=max`.
     pub(crate) fn whole(&mut self, key: &'static str, min: u64, max: u64) -> Option<u64> {
-        let expected = if max == u64::MAX { format!("a whole number of at least {min}") } else { format!("a whole number in {min}..={max}") };
+        let expected =
+            if max == u64::MAX { format!("a whole number of at least {min}") } else { format!("a whole number in {min}..={max}") };
         self.typed(key, &expected, |v| v.as_u64().filter(|n| (min..=max).contains(n)))
     }
 
@@ -126,7 +129,11 @@ impl<'a> Fields<'a> {
         if found.is_none() {
             let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
             let hint = suggest::likely(&text, known.iter().copied()).map_or(String::new(), |near| format!("did you mean `{near}`? "));
-            self.problems.wrong(self.at(key), format!("unknown value `{}`", text.escape_debug()), format!("{hint}known are {}", suggest::list(&known)));
+            self.problems.wrong(
+                self.at(key),
+                format!("unknown value `{}`", text.escape_debug()),
+                format!("{hint}known are {}", suggest::list(&known)),
+            );
         }
         found
     }

@@ -34,7 +34,11 @@ pub(super) fn format(f: &mut Fields<'_>, uri: Option<&[String]>) -> Option<Sourc
     let given = f.take("format");
     match given {
         Some(Value::String(name)) if LATER.contains(&name.as_str()) => {
-            f.problems.unsupported(f.at("format"), format!("\"{name}\" is"), "use one of \"csv\", \"json\", \"parquet\", \"arrow\" and \"files\"");
+            f.problems.unsupported(
+                f.at("format"),
+                format!("\"{name}\" is"),
+                "use one of \"csv\", \"json\", \"parquet\", \"arrow\" and \"files\"",
+            );
             None
         }
         Some(Value::String(name)) => {
@@ -111,7 +115,11 @@ fn character(f: &mut Fields<'_>, key: &'static str) -> Option<String> {
     if text.len() == 1 {
         return Some(text);
     }
-    f.problems.wrong(f.at(key), format!("expected one ASCII character, found \"{}\"", text.escape_debug()), "write it in quotes, such as \";\" or \"\\t\"");
+    f.problems.wrong(
+        f.at(key),
+        format!("expected one ASCII character, found \"{}\"", text.escape_debug()),
+        "write it in quotes, such as \";\" or \"\\t\"",
+    );
     None
 }
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use super::fields::{Fields, Problems, show};
 use super::{
-    DEFAULT_COMPRESSION, DEFAULT_MAX_ERRORS, DEFAULT_ROW_GROUP_SIZE, DEFAULT_SHARD_SIZE, EpochsSpec, IndexSpec, OnError, OutputSpec, PipelineSpec,
-    Shuffle, SourceFormat, SourceSpec, SplitBy, SplitSpec, StepKind, StepSpec, canonical, options, overrides, size, validate,
+    DEFAULT_COMPRESSION, DEFAULT_MAX_ERRORS, DEFAULT_ROW_GROUP_SIZE, DEFAULT_SHARD_SIZE, EpochsSpec, IndexSpec, OnError, OutputSpec,
+    PipelineSpec, Shuffle, SourceFormat, SourceSpec, SplitBy, SplitSpec, StepKind, StepSpec, canonical, options, overrides, size, validate,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::DatasetName;
@@ -105,7 +105,9 @@ fn source(mut f: Fields<'_>) -> Option<SourceSpec> {
     match uri.as_deref() {
         None if f.problems.is_empty() => f.problems.wrong(f.at("uri"), "missing", "give a path, a glob, a URL or a list of them"),
         Some([]) => f.problems.wrong(f.at("uri"), "an empty list", "give at least one path, glob or URL"),
-        Some(uris) if uris.iter().any(|u| u.trim().is_empty()) => f.problems.wrong(f.at("uri"), "empty text", "give a path, a glob or a URL"),
+        Some(uris) if uris.iter().any(|u| u.trim().is_empty()) => {
+            f.problems.wrong(f.at("uri"), "empty text", "give a path, a glob or a URL")
+        }
         _ => {}
     }
     f.done();
@@ -141,7 +143,8 @@ fn steps(value: Option<Value>, problems: &Problems) -> (Vec<StepSpec>, bool) {
 }
 
 fn step(index: usize, map: Map<String, Value>, problems: &Problems) -> Option<StepSpec> {
-    let label = map.get("name").and_then(Value::as_str).filter(|n| validate::step_name(n).is_ok()).map_or_else(|| index.to_string(), str::to_owned);
+    let label =
+        map.get("name").and_then(Value::as_str).filter(|n| validate::step_name(n).is_ok()).map_or_else(|| index.to_string(), str::to_owned);
     let named = map.contains_key("name");
     let does_something = ["sql", "python"].iter().any(|key| map.contains_key(*key));
     let mut f = Fields::new(format!("steps.{label}"), map, problems);
@@ -181,7 +184,11 @@ fn step(index: usize, map: Map<String, Value>, problems: &Problems) -> Option<St
             f.take("options");
             f.take("batch_size");
             if !does_something {
-                problems.wrong(f.at("sql"), "the step does nothing", "give it `sql` = \"SELECT ... FROM input\" or `python` = \"module:function\"");
+                problems.wrong(
+                    f.at("sql"),
+                    "the step does nothing",
+                    "give it `sql` = \"SELECT ... FROM input\" or `python` = \"module:function\"",
+                );
             }
             None
         }

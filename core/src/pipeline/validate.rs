@@ -20,20 +20,22 @@ pub(super) fn step_name(name: &str) -> Result<String> {
             .with_remedy("use a letter, then up to 62 letters, digits, `_` or `-`"));
     }
     if name == "source" {
-        return Err(Error::bad_input("`source` can't name a step").with_remedy("choose another name; `cut` = \"source\" means the source rows"));
+        return Err(
+            Error::bad_input("`source` can't name a step").with_remedy("choose another name; `cut` = \"source\" means the source rows")
+        );
     }
     Ok(name.to_owned())
 }
 
 /// `module:function`, where the module may have dots.
 pub(super) fn python_target(text: &str) -> Result<(String, String)> {
-    let identifier = |s: &str| {
-        s.starts_with(|c: char| c.is_alphabetic() || c == '_') && s.chars().all(|c| c.is_alphanumeric() || c == '_')
-    };
+    let identifier = |s: &str| s.starts_with(|c: char| c.is_alphabetic() || c == '_') && s.chars().all(|c| c.is_alphanumeric() || c == '_');
     match text.split_once(':') {
-        Some((module, function)) if module.split('.').all(identifier) && identifier(function) => Ok((module.to_owned(), function.to_owned())),
         Some((module, _)) if module.ends_with(".py") => Err(Error::bad_input(format!("`{}` names a file", text.escape_debug()))
             .with_remedy(format!("write the module without `.py`: \"{}\"", text.replacen(".py:", ":", 1)))),
+        Some((module, function)) if module.split('.').all(identifier) && identifier(function) => {
+            Ok((module.to_owned(), function.to_owned()))
+        }
         _ => Err(Error::bad_input(format!("`{}` is not `module:function`", text.escape_debug()))
             .with_remedy("write python = \"augment:jitter\" for `def jitter(batch)` in augment.py beside this file")),
     }
@@ -51,7 +53,11 @@ pub(super) fn ratios(table: Map<String, Value>, path: &str, problems: &Problems)
         match value.as_f64().filter(|r| *r > 0.0 && *r <= 1.0) {
             Some(ratio) => ratios.push((name, ratio)),
             None => {
-                problems.wrong(format!("{path}.{name}"), format!("expected a number above 0 and up to 1, found {}", show(&value)), "the ratios sum to 1");
+                problems.wrong(
+                    format!("{path}.{name}"),
+                    format!("expected a number above 0 and up to 1, found {}", show(&value)),
+                    "the ratios sum to 1",
+                );
                 good = false;
             }
         }
