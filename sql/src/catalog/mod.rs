@@ -1,0 +1,172 @@
+//! SELECT over datasets and system tables.
+//!
+//! Owns: what a query may name (a dataset, `"name@v3"`, `system.*`), its limits, and its life from text to a stream of batches. Nothing else is
+//! reachable from a query: there are no files, URLs, settings, tables to create or functions with side effects. A query plans against pinned
+//! versions and runs on threads of its own; dropping its stream stops it. Must not know: gRPC, who asks.
+
+mod limits;
+mod output;
+mod prune;
+mod resolve;
+mod run;
+mod scan;
+mod select;
+mod system;
+mod table;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+use arrow::record_batch::RecordBatch;
+use datafusion::execution::session_state::SessionState;
+use datafusion::logical_expr::LogicalPlan;
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::prelude::SQLOptions;
+use datafusion::sql::parser::{DFParserBuilder, Statement as DfStatement};
+use datafusion::sql::sqlparser::ast::Statement;
+use forebay_core::{Error, Result};
+use forebay_storage::root::Root;
+use futures::stream::BoxStream;
+
+use crate::functions::{is_random, pure_functions};
+use crate::guard::{TextLimits, check_text, on_big_stack, to_error};
+use crate::session::{self, Room};
+use crate::system::SystemTables;
+
+pub use limits::QueryLimits;
+pub use select::select_rows;
+
+use resolve::Tables;
+use run::Runner;
+
+/// A running query: its columns and its rows.
+pub struct QueryStream {
+    pub schema: SchemaRef,
+    /// Ends with an error if a limit was reached or a row failed. Dropping it stops the query and frees what it holds.
+    pub stream: BoxStream<'static, Result<RecordBatch>>,
+}
+
+impl fmt::Debug for QueryStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueryStream").field("schema", &self.schema).finish_non_exhaustive()
+    }
+}
+
+/// Answers SQL over one root. Clones share threads and limits.
+#[derive(Clone)]
+pub struct Catalog {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    root: Root,
+    system: Arc<dyn SystemTables>,
+    limits: QueryLimits,
+    session: SessionState,
+    runner: Runner,
+}
+
+impl fmt::Debug for Catalog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Catalog").field("limits", &self.inner.limits).finish_non_exhaustive()
+    }
+}
+
+impl Catalog {
+    /// Starts the query threads. Fails if the system gives none.
+    pub fn new(root: Root, system: Arc<dyn SystemTables>, limits: QueryLimits) -> Result<Self> {
+        let room = Room { memory: Some(limits.memory), spill: limits.spill };
+        let runtime = session::runtime(room).map_err(to_error)?;
+        let session = session::state(session::config(limits.partitions), runtime, pure_functions());
+        let runner = Runner::new(&limits)?;
+        Ok(Self { inner: Arc::new(Inner { root, system, limits, session, runner }) })
+    }
+
+    /// Plans a SELECT or EXPLAIN and starts it when its first batch is asked for.
+    pub async fn query(&self, sql: &str) -> Result<QueryStream> {
+        let (session, plan) = self.logical(sql).await?;
+        let context = session.task_ctx();
+        let (plan, schema) = on_big_stack(move || physical(&session, &plan)).await?;
+        Ok(self.inner.runner.run(plan, context, schema))
+    }
+
+    /// The columns that [`Catalog::query`] would answer with, without running anything.
+    pub async fn schema(&self, sql: &str) -> Result<SchemaRef> {
+        let (session, plan) = self.logical(sql).await?;
+        on_big_stack(move || physical(&session, &plan).map(|(_, schema)| schema)).await
+    }
+
+    /// Text to a verified plan, with the tables that it names and no others.
+    async fn logical(&self, sql: &str) -> Result<(SessionState, LogicalPlan)> {
+        let limits = self.text_limits();
+        let text = sql.to_owned();
+        let session = self.inner.session.clone();
+        let (statement, names) = on_big_stack(move || {
+            check_text(&text, limits)?;
+            let statement = parse(&text)?;
+            let names = session.resolve_table_references(&statement).map_err(to_error)?;
+            Ok((statement, names))
+        })
+        .await?;
+        let tables = Tables::resolve(&self.inner.root, &self.inner.system, &names).await?;
+        let session = tables.into_session(self.inner.session.clone())?;
+        on_big_stack(move || {
+            let plan = futures::executor::block_on(session.statement_to_plan(statement)).map_err(unknown_function)?;
+            options().verify_plan(&plan).map_err(to_error)?;
+            Ok((session, plan))
+        })
+        .await
+    }
+
+    fn text_limits(&self) -> TextLimits {
+        TextLimits { bytes: self.inner.limits.sql_bytes, operators: self.inner.limits.operators }
+    }
+}
+
+fn options() -> SQLOptions {
+    SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false)
+}
+
+/// One SELECT, or EXPLAIN of one. Everything else is refused by its name before it is planned.
+fn parse(text: &str) -> Result<DfStatement> {
+    let mut statements = DFParserBuilder::new(text).build().and_then(|mut p| p.parse_statements()).map_err(to_error)?;
+    let (Some(statement), true) = (statements.pop_front(), statements.is_empty()) else {
+        return Err(Error::bad_input("a query is exactly one statement"));
+    };
+    check_statement(&statement)?;
+    Ok(statement)
+}
+
+fn check_statement(statement: &DfStatement) -> Result<()> {
+    match statement {
+        DfStatement::Statement(inner) if matches!(inner.as_ref(), Statement::Query(_)) => Ok(()),
+        DfStatement::Explain(explain) => check_statement(&explain.statement),
+        other => {
+            let word = other.to_string().split_whitespace().next().unwrap_or("nothing").to_uppercase();
+            Err(Error::bad_input(format!("only SELECT and EXPLAIN are answered here, not {word}")))
+        }
+    }
+}
+
+fn physical(session: &SessionState, plan: &LogicalPlan) -> Result<(Arc<dyn ExecutionPlan>, SchemaRef)> {
+    let optimized = session.optimize(plan).map_err(to_error)?;
+    let physical = futures::executor::block_on(session.query_planner().create_physical_plan(&optimized, session)).map_err(to_error)?;
+    let schema = output::plain_schema(optimized.schema().as_arrow(), &physical.schema());
+    Ok((physical, schema))
+}
+
+/// Says of a random function why it is unknown here.
+fn unknown_function(error: datafusion::common::DataFusionError) -> Error {
+    let error = to_error(error);
+    let quoted = error.message.split('\'').nth(1).map(str::to_lowercase);
+    match quoted {
+        Some(name) if error.message.starts_with("Invalid function") && is_random(&name) => {
+            Error::bad_input(format!("`{name}` draws from a row's key in a step of a pipeline; queries have no random functions"))
+        }
+        _ => error,
+    }
+}

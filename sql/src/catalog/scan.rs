@@ -1,0 +1,212 @@
+//! Reading row groups as a leaf of a query's plan: only the columns that are asked for, and none at all where counting is enough.
+
+use std::fmt;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Int32Array};
+use arrow::datatypes::SchemaRef;
+use arrow::record_batch::{RecordBatch, RecordBatchOptions};
+use datafusion::common::stats::Precision;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::common::{DataFusionError, Result as DfResult, Statistics};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::EquivalenceProperties;
+use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType, ReplaceChildrenOptions, SchedulingType};
+use datafusion::physical_plan::metrics::{BaselineMetrics, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
+use datafusion::physical_plan::statistics::StatisticsArgs;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PhysicalExpr, PlanProperties};
+use forebay_core::ids::EpochId;
+use forebay_storage::delta::DatasetVersion;
+use forebay_storage::root::Root;
+use forebay_storage::shard::read_row_group;
+use futures::{StreamExt, TryStreamExt, stream};
+
+use super::table::EPOCH;
+use crate::guard::from_error;
+
+/// Row groups being read ahead per partition.
+const AHEAD: usize = 2;
+
+/// One row group of the version.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Group {
+    /// Index into the version's shards.
+    pub shard: usize,
+    pub row_group: usize,
+    pub epoch: EpochId,
+    pub rows: u64,
+    /// Stored uncompressed size of all columns.
+    pub bytes: u64,
+}
+
+/// What one partition needs to read its row groups.
+#[derive(Clone)]
+struct Reader {
+    root: Root,
+    version: Arc<DatasetVersion>,
+    /// The stored columns to read, in the order of the output.
+    columns: Arc<[String]>,
+    schema: SchemaRef,
+}
+
+pub(super) struct RowGroupScan {
+    reader: Reader,
+    partitions: Vec<Vec<Group>>,
+    /// Row groups of the whole version, for display.
+    all: usize,
+    properties: Arc<PlanProperties>,
+    metrics: ExecutionPlanMetricsSet,
+}
+
+impl fmt::Debug for RowGroupScan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RowGroupScan").field("version", &self.reader.version.name).field("columns", &self.reader.columns).finish_non_exhaustive()
+    }
+}
+
+impl RowGroupScan {
+    pub(super) fn new(root: Root, version: Arc<DatasetVersion>, schema: SchemaRef, groups: Vec<Group>, all: usize, partitions: usize) -> Self {
+        let columns = schema.fields().iter().map(|f| f.name().clone()).filter(|n| n != EPOCH).collect();
+        let partitions = divide(groups, partitions.max(1));
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(schema.clone()),
+            Partitioning::UnknownPartitioning(partitions.len()),
+            EmissionType::Incremental,
+            Boundedness::Bounded,
+        )
+        .with_scheduling_type(SchedulingType::NonCooperative);
+        let reader = Reader { root, version, columns, schema };
+        Self { reader, partitions, all, properties: Arc::new(properties), metrics: ExecutionPlanMetricsSet::new() }
+    }
+
+    fn chosen(&self) -> impl Iterator<Item = &Group> {
+        self.partitions.iter().flatten()
+    }
+}
+
+/// At most `n` runs of neighbouring row groups with about equally many rows; one empty run where there is nothing to read.
+fn divide(groups: Vec<Group>, n: usize) -> Vec<Vec<Group>> {
+    let total: u64 = groups.iter().map(|g| g.rows).sum();
+    let share = total.div_ceil(n as u64).max(1);
+    let mut runs = vec![Vec::new()];
+    let mut rows = 0;
+    for group in groups {
+        let full = rows >= share * runs.len() as u64;
+        if full && runs.len() < n {
+            runs.push(Vec::new());
+        }
+        rows += group.rows;
+        if let Some(run) = runs.last_mut() {
+            run.push(group);
+        }
+    }
+    runs
+}
+
+impl Reader {
+    async fn read(self, group: Group) -> DfResult<Vec<RecordBatch>> {
+        let rows = usize::try_from(group.rows).map_err(|e| DataFusionError::External(Box::new(e)))?;
+        if self.columns.is_empty() {
+            return Ok(vec![self.assemble(None, rows, group.epoch)?]);
+        }
+        let read = read_row_group(&self.root, &self.version, group.shard, group.row_group, Some(&self.columns), None);
+        let batches = read.await.map_err(from_error)?;
+        batches.iter().map(|batch| self.assemble(Some(batch), batch.num_rows(), group.epoch)).collect()
+    }
+
+    fn assemble(&self, batch: Option<&RecordBatch>, rows: usize, epoch: EpochId) -> DfResult<RecordBatch> {
+        let column = |name: &str| -> DfResult<ArrayRef> {
+            if name == EPOCH {
+                let epoch = i32::try_from(epoch.0).map_err(|e| DataFusionError::External(Box::new(e)))?;
+                return Ok(Arc::new(Int32Array::from(vec![epoch; rows])));
+            }
+            let found = batch.and_then(|b| b.column_by_name(name)).cloned();
+            found.ok_or_else(|| DataFusionError::Execution(format!("a shard was read without the column `{name}`")))
+        };
+        let columns = self.schema.fields().iter().map(|f| column(f.name())).collect::<DfResult<Vec<_>>>()?;
+        let options = RecordBatchOptions::new().with_row_count(Some(rows));
+        Ok(RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)?)
+    }
+}
+
+impl DisplayAs for RowGroupScan {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter) -> fmt::Result {
+        let version = &self.reader.version;
+        let columns: Vec<&str> = self.reader.schema.fields().iter().map(|f| f.name().as_str()).collect();
+        let mut epochs: Vec<u32> = self.chosen().map(|g| g.epoch.0).collect();
+        epochs.dedup();
+        write!(
+            f,
+            "RowGroupScan: {}@v{}, columns=[{}], epochs={epochs:?}, row_groups={} of {}, partitions={}",
+            version.name,
+            version.version,
+            columns.join(", "),
+            self.chosen().count(),
+            self.all,
+            self.partitions.len()
+        )
+    }
+}
+
+impl ExecutionPlan for RowGroupScan {
+    fn name(&self) -> &'static str {
+        "RowGroupScan"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> DfResult<TreeNodeRecursion>,
+    ) -> DfResult<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn replace_children(self: Arc<Self>, _: Vec<Arc<dyn ExecutionPlan>>, _: ReplaceChildrenOptions) -> DfResult<Arc<dyn ExecutionPlan>> {
+        Ok(self)
+    }
+
+    fn with_new_children(self: Arc<Self>, _: Vec<Arc<dyn ExecutionPlan>>) -> DfResult<Arc<dyn ExecutionPlan>> {
+        Ok(self)
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.clone_inner())
+    }
+
+    fn execute(&self, partition: usize, _: Arc<TaskContext>) -> DfResult<SendableRecordBatchStream> {
+        let groups = self.partitions.get(partition).cloned().unwrap_or_default();
+        let baseline = BaselineMetrics::new(&self.metrics, partition);
+        let bytes = MetricBuilder::new(&self.metrics).counter("row_group_bytes", partition);
+        let reader = self.reader.clone();
+        let rows = stream::iter(groups)
+            .map(move |group| {
+                bytes.add(usize::try_from(group.bytes).unwrap_or(usize::MAX));
+                reader.clone().read(group)
+            })
+            .buffered(AHEAD)
+            .map_ok(|batches| stream::iter(batches).map(Ok))
+            .try_flatten()
+            .inspect_ok(move |batch| baseline.record_output(batch.num_rows()));
+        Ok(Box::pin(RecordBatchStreamAdapter::new(self.reader.schema.clone(), rows)))
+    }
+
+    fn statistics_from_inputs(&self, _: &[Arc<Statistics>], args: &StatisticsArgs) -> DfResult<Arc<Statistics>> {
+        let mut statistics = Statistics::new_unknown(&self.reader.schema);
+        let groups: Vec<&Group> = match args.partition() {
+            Some(partition) => self.partitions.get(partition).into_iter().flatten().collect(),
+            None => self.chosen().collect(),
+        };
+        let sum = |of: fn(&Group) -> u64| usize::try_from(groups.iter().map(|g| of(g)).sum::<u64>()).unwrap_or(usize::MAX);
+        statistics.num_rows = Precision::Exact(sum(|g| g.rows));
+        statistics.total_byte_size = Precision::Inexact(sum(|g| g.bytes));
+        Ok(Arc::new(statistics))
+    }
+}
