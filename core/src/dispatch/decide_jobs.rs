@@ -1,0 +1,255 @@
+//! The life of jobs, consumers, streams and passes.
+
+use super::decide::{Deciding, is_transient};
+use super::entry::{Change, JobEnd};
+use super::event::{OpenedJob, PassAnswer, Reply, StoredDataset};
+use super::job_state::{Job, JobPhase};
+use super::reconcile;
+use super::spans::Reason;
+use super::state::StreamId;
+use super::volatile::Work;
+use crate::error::{Error, Kind, Result};
+use crate::ids::{ConsumerName, EpochId, Incarnation, JobName, PassId, WindowId, WorkerName};
+use crate::job::{ConsumerSettings, JobSettings};
+
+/// Failures in a row of planning a pass after which the job fails.
+const SHAPE_TRIES: u32 = 6;
+
+pub(super) fn open_job(d: &mut Deciding<'_>, settings: JobSettings, consumer: &ConsumerSettings, stored: Option<&StoredDataset>) -> Result<()> {
+    let name = settings.job.clone();
+    if let Some(rank) = consumer.rank
+        && settings.world_size.is_some_and(|size| rank >= size)
+    {
+        let size = settings.world_size.unwrap_or_default();
+        return Err(Error::bad_input(format!("rank {rank} is not below the world size {size} of job `{name}`")));
+    }
+    match d.state.jobs.get(&name) {
+        Some(job) if job.is_over() && !consumer.restart => Err(over(job)),
+        Some(job) if job.is_over() => restart(d, job, settings, consumer, stored),
+        Some(job) => {
+            let difference = job.settings.difference(&settings);
+            if !difference.is_empty() {
+                return Err(Error::new(Kind::AlreadyExists, format!("job `{name}` has other settings: {}", difference.join(", ")))
+                    .with_remedy("give the same settings, or choose another job name"));
+            }
+            join(d, job, consumer);
+            Ok(())
+        }
+        None => {
+            let epochs = epochs_of(d, &settings, stored)?;
+            create(d, settings, Incarnation(0), epochs, consumer);
+            Ok(())
+        }
+    }
+}
+
+fn over(job: &Job) -> Error {
+    let name = &job.settings.job;
+    let why = match &job.phase {
+        JobPhase::Ended { end: JobEnd::Stopped, .. } => format!("job `{name}` was stopped"),
+        JobPhase::Ended { end: JobEnd::Idle, .. } => format!("job `{name}` was ended because no consumer came within its idle timeout"),
+        JobPhase::Ended { end: JobEnd::Failed(error), .. } => format!("job `{name}` failed: {}", error.message),
+        _ => format!("job `{name}` is finished"),
+    };
+    Error::failed_precondition(why).with_remedy("set restart to start it again, or choose another job name")
+}
+
+/// The C epochs that a new incarnation reads: what is stored and what is being written.
+fn epochs_of(d: &Deciding<'_>, settings: &JobSettings, stored: Option<&StoredDataset>) -> Result<Vec<EpochId>> {
+    let mut epochs = stored.map(|s| s.epochs.clone()).unwrap_or_default();
+    let run = d.state.datasets.get(&settings.dataset).and_then(|k| k.run.as_ref()).filter(|r| r.is_running());
+    if let Some(run) = run
+        && settings.version.is_none()
+        && stored.is_none_or(|s| s.fingerprint == run.spec.fingerprint)
+    {
+        epochs.extend(run.epochs.keys());
+    }
+    epochs.sort_unstable();
+    epochs.dedup();
+    if epochs.is_empty() {
+        let version = settings.version.map(|v| format!(" at version {v}")).unwrap_or_default();
+        return Err(Error::not_found(format!("there is no dataset `{}`{version}", settings.dataset))
+            .with_remedy("materialize it first; `forebay datasets` lists what there is"));
+    }
+    Ok(epochs)
+}
+
+fn create(d: &mut Deciding<'_>, settings: JobSettings, incarnation: Incarnation, epochs: Vec<EpochId>, consumer: &ConsumerSettings) {
+    let job = Job::new(settings.clone(), epochs.clone(), incarnation, d.now.wall_ms);
+    d.push(Change::JobCreated { settings: Box::new(settings), incarnation, epochs });
+    for memory in [&mut d.volatile.wants_pass, &mut d.volatile.waiting_for_epoch, &mut d.volatile.flush_now] {
+        memory.remove(&job.settings.job);
+    }
+    d.volatile.late_until.remove(&job.settings.job);
+    join(d, &job, consumer);
+}
+
+fn join(d: &mut Deciding<'_>, job: &Job, consumer: &ConsumerSettings) {
+    let name = &job.settings.job;
+    let at = job.consumers.get(&consumer.consumer).map_or(job.ended, |c| c.at);
+    if !job.consumers.contains_key(&consumer.consumer) {
+        d.push(Change::ConsumerJoined {
+            job: name.clone(),
+            consumer: consumer.consumer.clone(),
+            rank: consumer.rank,
+            acks_by_action: consumer.acks_by_action,
+        });
+    }
+    d.volatile.consumer_seen(name, &consumer.consumer, d.now);
+    d.volatile.idle_since.remove(name);
+    d.reply(Reply::Job(OpenedJob { job: name.clone(), incarnation: job.incarnation, pass: job.pass_at(at) }));
+}
+
+/// A new incarnation begins when all that the old one did is in the ledger.
+fn restart(
+    d: &mut Deciding<'_>,
+    job: &Job,
+    settings: JobSettings,
+    consumer: &ConsumerSettings,
+    stored: Option<&StoredDataset>,
+) -> Result<()> {
+    let name = settings.job.clone();
+    if reconcile::is_flushed(job) && matches!(job.phase, JobPhase::Ended { .. }) {
+        let epochs = epochs_of(d, &settings, stored)?;
+        create(d, settings, Incarnation(job.incarnation.0 + 1), epochs, consumer);
+        return Ok(());
+    }
+    if !matches!(job.phase, JobPhase::Ended { .. }) {
+        d.push(Change::JobEnded { job: name.clone(), end: JobEnd::Finished });
+    }
+    d.volatile.flush_now.insert(name.clone());
+    d.job_changed(&name);
+    d.reply(Reply::Again);
+    Ok(())
+}
+
+pub(super) fn find<'a>(d: &Deciding<'a>, name: &JobName) -> Result<&'a Job> {
+    d.state.jobs.get(name).ok_or_else(|| Error::not_found(format!("there is no job `{name}`")).with_remedy("open it first"))
+}
+
+pub(super) fn open_stream(
+    d: &mut Deciding<'_>,
+    name: &JobName,
+    incarnation: Incarnation,
+    consumer: ConsumerName,
+    worker: WorkerName,
+    acks: bool,
+) -> Result<()> {
+    let job = find(d, name)?;
+    job.check_incarnation(incarnation)?;
+    if matches!(job.phase, JobPhase::Ended { .. }) {
+        return Err(over(job));
+    }
+    if !job.consumers.contains_key(&consumer) {
+        return Err(Error::failed_precondition(format!("the lease of consumer `{consumer}` of job `{name}` ran out"))
+            .with_remedy("open the job again"));
+    }
+    d.volatile.consumer_seen(name, &consumer, d.now);
+    d.volatile.worker_seen(&worker, d.now);
+    let stream = d.state.next_stream;
+    d.push(Change::StreamOpened { job: name.clone(), stream, consumer, worker, acks });
+    d.reply(Reply::Stream(stream));
+    Ok(())
+}
+
+pub(super) fn close_stream(d: &mut Deciding<'_>, name: JobName, id: StreamId, clean: bool) {
+    let Some(stream) = d.state.jobs.get(&name).and_then(|j| j.streams.get(&id)).filter(|s| s.open) else { return };
+    // A broken stream is not the consumer's death: it has a lease's time to come back.
+    d.volatile.consumer_seen(&name, &stream.consumer, d.now);
+    d.may_lose(&name);
+    d.job_changed(&name);
+    d.push(Change::StreamClosed { job: name, stream: id, clean });
+}
+
+/// What the consumer holds is lost.
+pub(super) fn leave(d: &mut Deciding<'_>, name: JobName, consumer: ConsumerName, reason: Reason) {
+    d.volatile.consumers.remove(&(name.clone(), consumer.clone()));
+    if d.state.jobs.get(&name).is_some_and(|j| j.consumers.contains_key(&consumer)) {
+        d.may_lose(&name);
+        d.job_changed(&name);
+        d.push(Change::ConsumerGone { job: name, consumer, reason });
+    }
+}
+
+pub(super) fn stop(d: &mut Deciding<'_>, name: JobName) -> Result<()> {
+    let job = find(d, &name)?;
+    if !matches!(job.phase, JobPhase::Ended { .. }) {
+        d.may_lose(&name);
+        d.job_changed(&name);
+        d.push(Change::JobEnded { job: name, end: JobEnd::Stopped });
+    }
+    Ok(())
+}
+
+pub(super) fn pass_shaped(d: &mut Deciding<'_>, name: JobName, incarnation: Incarnation, pass: PassId, answer: Result<PassAnswer>) {
+    let work = Work::Shape(name.clone());
+    let job = d.state.jobs.get(&name).filter(|j| j.incarnation == incarnation && j.phase == JobPhase::Open);
+    let Some(job) = job.filter(|j| j.started == j.ended && j.pass_at(j.ended) == Some(pass)) else {
+        d.volatile.succeeded(&work);
+        return;
+    };
+    d.volatile.touch_job(&name);
+    match answer {
+        Ok(PassAnswer::Shape(shape)) => {
+            d.volatile.succeeded(&work);
+            d.volatile.wants_pass.remove(&name);
+            d.job_changed(&name);
+            d.push(Change::PassStarted { job: name, pass, shape });
+        }
+        Ok(PassAnswer::NotYet) if is_being_written(d, job) => {
+            // Looked at again when an epoch is published, and now and then, because a run may fail.
+            d.volatile.failed(work, d.now);
+            d.volatile.waiting_for_epoch.insert(name);
+        }
+        Ok(PassAnswer::NotYet) => {
+            d.volatile.succeeded(&work);
+            let dataset = &job.settings.dataset;
+            let error = Error::failed_precondition(format!("the epoch of pass {pass} of `{dataset}` is not stored, and nobody is writing it"))
+                .with_remedy("materialize it, then restart the job");
+            fail(d, name, error);
+        }
+        Err(error) => {
+            let tries = d.volatile.failed(work, d.now);
+            if !is_transient(&error) || tries >= SHAPE_TRIES {
+                fail(d, name, error.context(format!("pass {pass} could not be planned")));
+            }
+        }
+    }
+}
+
+fn is_being_written(d: &Deciding<'_>, job: &Job) -> bool {
+    let run = d.state.datasets.get(&job.settings.dataset).and_then(|k| k.run.as_ref());
+    run.is_some_and(|r| r.is_running() || r.publishing().is_some())
+}
+
+fn fail(d: &mut Deciding<'_>, name: JobName, error: Error) {
+    d.may_lose(&name);
+    d.job_changed(&name);
+    d.push(Change::JobEnded { job: name, end: JobEnd::Failed(error) });
+}
+
+pub(super) fn ledger_written(
+    d: &mut Deciding<'_>,
+    name: JobName,
+    incarnation: Incarnation,
+    number: u64,
+    windows: Vec<(PassId, Vec<WindowId>)>,
+    result: Result<String>,
+) {
+    let work = Work::Ledger(name.clone());
+    d.volatile.touch_job(&name);
+    match result {
+        Ok(path) => {
+            d.volatile.succeeded(&work);
+            if d.state.jobs.get(&name).is_some_and(|j| j.incarnation == incarnation && j.next_ledger == number) {
+                for change in reconcile::watermarks(&name, windows, &path, number) {
+                    d.push(change);
+                }
+                d.act(super::event::Action::JobChanged(name));
+            }
+        }
+        Err(_) => {
+            d.volatile.failed(work, d.now);
+        }
+    }
+}

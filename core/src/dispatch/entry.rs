@@ -1,0 +1,148 @@
+//! Journal entries: what was decided, as JSON with a version. Old entries must decode for ever, so fields are only added, with defaults.
+
+use serde::{Deserialize, Serialize};
+
+use super::job_state::PassShape;
+use super::run_state::{Quarantined, RunSpec};
+use super::spans::Reason;
+use super::state::{RunId, StreamId};
+use crate::error::{Error, Result};
+use crate::ids::{Attempt, BatchId, ConsumerName, DatasetName, EpochId, Fence, Incarnation, JobName, PassId, TaskId, VersionId, WindowId, WorkerName};
+use crate::job::JobSettings;
+use crate::shard::ShardMeta;
+
+/// Written into every entry; a newer one is refused.
+pub const ENTRY_VERSION: u32 = 1;
+
+/// One durable fact.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    pub v: u32,
+    /// Of the leader that wrote it.
+    pub fence: Fence,
+    /// Wall clock of the decision, for people; nothing is decided by it.
+    pub at_ms: i64,
+    pub change: Change,
+}
+
+/// What an entry says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Change {
+    /// A leader begins; entries under older fences count no more.
+    Lead { address: Option<String> },
+
+    RunStarted { dataset: DatasetName, run: RunId, spec: Box<RunSpec>, epochs: Vec<EpochId>, replace: bool },
+    /// More epochs of the same pipeline.
+    RunExtended { dataset: DatasetName, run: RunId, epochs: Vec<EpochId> },
+    /// An interrupted, cancelled or failed run goes on with what it staged.
+    RunResumed { dataset: DatasetName, run: RunId, epochs: Vec<EpochId> },
+    RunInterrupted { dataset: DatasetName, run: RunId },
+    RunCancelled { dataset: DatasetName, run: RunId },
+    RunFailed { dataset: DatasetName, run: RunId, error: Error },
+    TaskLeased { dataset: DatasetName, run: RunId, epoch: EpochId, task: TaskId, attempt: Attempt, worker: WorkerName },
+    /// An attempt ended without a result; with an error it counts as a failure.
+    TaskReturned {
+        dataset: DatasetName,
+        run: RunId,
+        epoch: EpochId,
+        task: TaskId,
+        attempt: Attempt,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<Error>,
+    },
+    TaskStaged {
+        dataset: DatasetName,
+        run: RunId,
+        epoch: EpochId,
+        task: TaskId,
+        attempt: Attempt,
+        shards: Vec<ShardMeta>,
+        #[serde(default)]
+        quarantined: Quarantined,
+    },
+    /// Exactly this body is going to be committed at exactly this version.
+    Publishing { dataset: DatasetName, run: RunId, epoch: EpochId, version: VersionId, body: String },
+    Published { dataset: DatasetName, run: RunId, epoch: EpochId, version: VersionId },
+    /// The run is forgotten and jobs on the dataset end.
+    DatasetDropped { dataset: DatasetName },
+
+    /// A job's first or next incarnation; `epochs` are the C epochs it reads.
+    JobCreated { settings: Box<JobSettings>, incarnation: Incarnation, epochs: Vec<EpochId> },
+    ConsumerJoined {
+        job: JobName,
+        consumer: ConsumerName,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rank: Option<u32>,
+        #[serde(default)]
+        acks_by_action: bool,
+    },
+    /// It holds nothing any more.
+    ConsumerGone { job: JobName, consumer: ConsumerName, reason: Reason },
+    StreamOpened { job: JobName, stream: StreamId, consumer: ConsumerName, worker: WorkerName, acks: bool },
+    StreamClosed { job: JobName, stream: StreamId, clean: bool },
+    PassStarted { job: JobName, pass: PassId, shape: PassShape },
+    WindowLeased { job: JobName, pass: PassId, window: WindowId, worker: WorkerName, attempt: Attempt },
+    /// Batches `[from, to)` of the window, counted from its first.
+    Granted { job: JobName, pass: PassId, window: WindowId, stream: StreamId, from: u32, to: u32 },
+    /// (batch, digest of its row keys).
+    Sent { job: JobName, pass: PassId, stream: StreamId, batches: Vec<(BatchId, u64)> },
+    /// (batch, digest where the reporter knows it).
+    Acknowledged { job: JobName, pass: PassId, consumer: ConsumerName, batches: Vec<(BatchId, Option<u64>)> },
+    /// A worker's streams and window leases of a job are over.
+    WorkerGone { job: JobName, worker: WorkerName },
+    /// The consumer was told that its pass is over.
+    ConsumerAdvanced { job: JobName, consumer: ConsumerName, at: u32 },
+    /// Nothing of the pass is pending: one decision, told to all.
+    PassEnded { job: JobName, pass: PassId },
+    JobEnded { job: JobName, end: JobEnd },
+    /// These windows' visits are in that ledger file and are forgotten here.
+    Watermark { job: JobName, pass: PassId, windows: Vec<WindowId>, ledger: String, number: u64 },
+}
+
+/// How a job ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobEnd {
+    /// All passes are over and all visits final.
+    Finished,
+    Stopped,
+    /// No consumer was alive for the job's idle timeout.
+    Idle,
+    Failed(Error),
+}
+
+impl Entry {
+    /// The bytes that are journaled.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        serde_json::to_vec(self).map_err(|e| Error::internal(format!("a journal entry could not be encoded: {e}")))
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct Version {
+            v: u32,
+        }
+        let version: Version =
+            serde_json::from_slice(bytes).map_err(|e| Error::corrupt(format!("a journal entry is not valid: {e}")))?;
+        if version.v > ENTRY_VERSION {
+            return Err(Error::unsupported(format!("the journal has entries of version {}, and this program knows {ENTRY_VERSION}", version.v))
+                .with_remedy("use a newer forebay"));
+        }
+        serde_json::from_slice(bytes).map_err(|e| Error::corrupt(format!("a journal entry is not valid: {e}")))
+    }
+}
+
+/// Shared values in the state are stored as what they point to.
+pub(super) mod arc {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use std::sync::Arc;
+
+    pub(in super::super) fn serialize<T: Serialize, S: Serializer>(value: &Arc<T>, serializer: S) -> Result<S::Ok, S::Error> {
+        value.as_ref().serialize(serializer)
+    }
+
+    pub(in super::super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<T>, D::Error> {
+        T::deserialize(deserializer).map(Arc::new)
+    }
+}

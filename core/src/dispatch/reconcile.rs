@@ -1,0 +1,217 @@
+//! What is due: timers that ran out, commits to prepare or to finish, passes to plan, visits to move to the ledger, jobs to end. Everything
+//! here follows from the state, so that a new leader takes up whatever its predecessor left.
+
+use super::decide::{self, Deciding};
+use super::decide_jobs;
+use super::entry::{Change, JobEnd};
+use super::event::{Action, CommitRequest};
+use super::job_state::{Job, JobPhase, Pass};
+use super::report::window_rows;
+use super::run_state::Run;
+use super::spans::Reason;
+use super::volatile::{Life, Work};
+use crate::error::{Error, Kind};
+use crate::ids::{DatasetName, EpochId, JobName, PassId, WindowId};
+
+/// Visits that make a ledger file worth writing; fewer wait for [`LEDGER_AGE_MS`], the end of their pass or of their job.
+const LEDGER_BATCHES: u64 = 4_096;
+/// At most this many visits go into one file.
+const LEDGER_MOST: u64 = 65_536;
+const LEDGER_AGE_MS: u64 = 5_000;
+/// Windows with lost batches that may wait for late reports; more go to the ledger at once, so that the state stays bounded.
+const LATE_WINDOWS: usize = 1_024;
+/// How often timers are looked at.
+const TIMER_MS: u64 = 200;
+
+pub(super) fn tick(d: &mut Deciding<'_>) {
+    if !d.volatile.leading {
+        return;
+    }
+    if d.now.mono_ms >= d.volatile.next_timer {
+        d.volatile.next_timer = d.now.mono_ms + TIMER_MS;
+        expire_workers(d);
+        expire_consumers(d);
+        retry(d);
+    }
+    for dataset in std::mem::take(&mut d.volatile.dirty_datasets) {
+        due_dataset(d, &dataset);
+    }
+    for job in std::mem::take(&mut d.volatile.dirty_jobs) {
+        due_job(d, &job);
+    }
+}
+
+fn expire_workers(d: &mut Deciding<'_>) {
+    let now = d.now.mono_ms;
+    let over: Vec<_> =
+        d.volatile.workers.iter().filter(|(_, w)| matches!(w.life, Life::Until(end) if end <= now)).map(|(n, _)| n.clone()).collect();
+    for worker in over {
+        let error = Error::new(Kind::Unavailable, format!("worker `{worker}` stopped answering"));
+        decide::worker_gone(d, &worker, Some(&error));
+    }
+}
+
+fn expire_consumers(d: &mut Deciding<'_>) {
+    let (state, now) = (d.state, d.now);
+    for (name, job) in &state.jobs {
+        if matches!(job.phase, JobPhase::Ended { .. }) {
+            continue;
+        }
+        let streaming: std::collections::BTreeSet<_> = job.streams.values().filter(|s| s.open).map(|s| &s.consumer).collect();
+        for consumer in job.consumers.keys() {
+            let key = (name.clone(), consumer.clone());
+            let end = d.volatile.consumers.get(&key).copied();
+            if streaming.contains(consumer) || end.is_none() {
+                d.volatile.consumers.insert(key, now.mono_ms + d.volatile.term_ms);
+            } else if end.is_some_and(|end| end <= now.mono_ms) {
+                decide_jobs::leave(d, name.clone(), consumer.clone(), Reason::ConsumerDied);
+            }
+        }
+        if !job.consumers.is_empty() || job.phase != JobPhase::Open {
+            d.volatile.idle_since.remove(name);
+            continue;
+        }
+        let since = *d.volatile.idle_since.entry(name.clone()).or_insert(now.mono_ms);
+        if now.mono_ms.saturating_sub(since) >= job.settings.idle_timeout_ms {
+            d.volatile.idle_since.remove(name);
+            d.job_changed(name);
+            d.push(Change::JobEnded { job: name.clone(), end: JobEnd::Idle });
+        }
+    }
+}
+
+/// Marks what failed before, and what waits for time to pass, for another look.
+fn retry(d: &mut Deciding<'_>) {
+    let now = d.now.mono_ms;
+    let v = &mut *d.volatile;
+    for (work, _) in v.retry_at.iter().filter(|(_, (at, _))| *at <= now) {
+        match work {
+            Work::Prepare(dataset) | Work::Commit(dataset) => v.dirty_datasets.insert(dataset.clone()),
+            Work::Shape(job) | Work::Ledger(job) => v.dirty_jobs.insert(job.clone()),
+        };
+    }
+    v.dirty_jobs.extend(v.unwritten_since.keys().cloned());
+}
+
+fn due_dataset(d: &mut Deciding<'_>, name: &DatasetName) {
+    let Some(run) = d.state.datasets.get(name).and_then(|k| k.run.as_ref()) else { return };
+    if let Some((epoch, version, body)) = run.publishing() {
+        if !d.volatile.in_flight.contains(&Work::Prepare(name.clone())) && d.volatile.begin(Work::Commit(name.clone()), d.now) {
+            d.act(Action::Commit { dataset: name.clone(), run: run.id, epoch, version, body: body.to_owned() });
+        }
+        return;
+    }
+    let complete = run.epochs.iter().find(|(_, e)| run.is_running() && e.is_complete());
+    if let Some((epoch, _)) = complete
+        && d.volatile.begin(Work::Prepare(name.clone()), d.now)
+    {
+        let request = commit_request(run, *epoch);
+        d.out.actions.extend(request.map(|r| Action::PrepareCommit(Box::new(r))));
+    }
+}
+
+pub(super) fn commit_request(run: &Run, epoch: EpochId) -> Option<CommitRequest> {
+    let staged: Vec<_> = run.epochs.get(&epoch)?.tasks.iter().filter_map(|t| t.staged.as_ref()).collect();
+    Some(CommitRequest {
+        run: run.id,
+        spec: run.spec.clone(),
+        epoch,
+        shards: staged.iter().flat_map(|s| s.shards.iter().cloned()).collect(),
+        quarantine: staged.iter().filter_map(|s| s.quarantined.path.clone()).collect(),
+        quarantined_rows: staged.iter().map(|s| s.quarantined.rows).sum(),
+        replace: run.replace && run.published().is_empty(),
+    })
+}
+
+fn due_job(d: &mut Deciding<'_>, name: &JobName) {
+    let Some(job) = d.state.jobs.get(name) else { return };
+    if job.phase == JobPhase::Ending && job.open_visits() == 0 {
+        d.volatile.touch_job(name);
+        d.act(Action::JobChanged(name.clone()));
+        d.push(Change::JobEnded { job: name.clone(), end: JobEnd::Finished });
+        return;
+    }
+    if job.phase == JobPhase::Open && job.started == job.ended && d.volatile.wants_pass.contains(name) {
+        shape_pass(d, name, job);
+    }
+    due_ledger(d, name, job);
+}
+
+fn shape_pass(d: &mut Deciding<'_>, name: &JobName, job: &Job) {
+    if let Some(pass) = job.pass_at(job.ended)
+        && d.volatile.begin(Work::Shape(name.clone()), d.now)
+    {
+        d.volatile.waiting_for_epoch.remove(name);
+        d.act(Action::ShapePass {
+            job: name.clone(),
+            incarnation: job.incarnation,
+            pass,
+            settings: job.settings.clone(),
+            epochs: job.epochs.clone(),
+        });
+    }
+}
+
+fn due_ledger(d: &mut Deciding<'_>, name: &JobName, job: &Job) {
+    let ended = matches!(job.phase, JobPhase::Ended { .. });
+    let flush = d.volatile.flush_now.contains(name);
+    let late = d.volatile.late_until.get(name).is_some_and(|until| d.now.mono_ms < *until) && !flush;
+    let (mut windows, mut batches, mut waiting, mut urgent) = (Vec::new(), 0, 0, ended || flush);
+    for (id, pass) in &job.passes {
+        let (ready, kept) = ready_windows(pass, ended, late, LEDGER_MOST.saturating_sub(batches));
+        waiting += kept;
+        batches += ready.iter().filter_map(|w| pass.windows.get(w)).map(|w| w.counts().total()).sum::<u64>();
+        urgent |= pass.ended && !ready.is_empty();
+        if !ready.is_empty() {
+            windows.push((*id, ready));
+        }
+    }
+    if windows.is_empty() {
+        if waiting == 0 {
+            d.volatile.unwritten_since.remove(name);
+            d.volatile.flush_now.remove(name);
+        } else {
+            d.volatile.unwritten_since.entry(name.clone()).or_insert(d.now.mono_ms);
+        }
+        return;
+    }
+    let since = *d.volatile.unwritten_since.entry(name.clone()).or_insert(d.now.mono_ms);
+    let old = d.now.mono_ms.saturating_sub(since) >= LEDGER_AGE_MS;
+    if (urgent || old || batches >= LEDGER_BATCHES) && d.volatile.begin(Work::Ledger(name.clone()), d.now) {
+        d.volatile.unwritten_since.remove(name);
+        let rows = windows.iter().flat_map(|(pass, ids)| ids.iter().flat_map(|id| window_rows(name, job, *pass, *id))).collect();
+        d.act(Action::WriteLedger { job: name.clone(), incarnation: job.incarnation, number: job.next_ledger, windows, rows });
+    }
+}
+
+/// Windows of a pass that may go to the ledger, at most `most` visits of them (one window at least), and how many have to wait.
+fn ready_windows(pass: &Pass, job_ended: bool, late: bool, most: u64) -> (Vec<WindowId>, usize) {
+    let held = if late { pass.closed_windows().filter(|w| pass.windows.get(w).is_some_and(|w| w.counts().lost > 0)).count() } else { 0 };
+    let hold = late && held <= LATE_WINDOWS;
+    let (mut ready, mut kept, mut batches) = (Vec::new(), 0, 0);
+    // When a job was stopped its windows keep pending batches for ever.
+    let partial = pass.windows.iter().filter(|(_, w)| job_ended && !w.is_closed() && w.counts().open() == 0).map(|(id, _)| *id);
+    for id in pass.closed_windows().chain(partial) {
+        let Some(window) = pass.windows.get(&id) else { continue };
+        if (hold && window.counts().lost > 0) || (batches > 0 && batches >= most) {
+            kept += 1;
+        } else {
+            batches += window.counts().total();
+            ready.push(id);
+        }
+    }
+    (ready, kept)
+}
+
+/// The one-job form of [`due_ledger`]'s test: whether everything the state knows of the job's visits is in the ledger.
+pub(super) fn is_flushed(job: &Job) -> bool {
+    job.passes.values().all(|p| p.windows.is_empty())
+}
+
+/// Windows named by a ledger file, as one watermark entry per pass.
+pub(super) fn watermarks(job: &JobName, windows: Vec<(PassId, Vec<WindowId>)>, ledger: &str, number: u64) -> Vec<Change> {
+    windows
+        .into_iter()
+        .map(|(pass, windows)| Change::Watermark { job: job.clone(), pass, windows, ledger: ledger.to_owned(), number })
+        .collect()
+}

@@ -1,0 +1,218 @@
+//! The visits of one window: spans of batches that share a state, so that memory follows how often things changed hands, not how many
+//! batches there are.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+use super::job_state::Tally;
+use super::state::StreamId;
+
+/// What happened to a batch. A batch without one is pending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VisitState {
+    /// This consumer may get it.
+    Granted,
+    /// It was handed to the transport.
+    Sent,
+    /// The trainer took it.
+    Acknowledged,
+    /// Possibly delivered, and never handed out again in this incarnation.
+    Lost,
+    /// Left out by the user's own choice of `end`.
+    Dropped,
+}
+
+impl VisitState {
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::Acknowledged | Self::Lost | Self::Dropped)
+    }
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Granted => "granted",
+            Self::Sent => "sent",
+            Self::Acknowledged => "acknowledged",
+            Self::Lost => "lost",
+            Self::Dropped => "dropped",
+        }
+    }
+}
+
+/// Why a batch was lost or dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// The consumer's lease ran out.
+    ConsumerDied,
+    /// The consumer left without acknowledging it.
+    ConsumerLeft,
+    /// The stream of a consumer that does not acknowledge broke.
+    StreamBroken,
+    /// The stream ended before the batch was sent.
+    NeverSent,
+    /// The worker that held the window died or its lease ran out.
+    WorkerDied,
+    JobStopped,
+    /// `end = "drop"`: the short last batch.
+    EndOfPass,
+}
+
+impl Reason {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ConsumerDied => "the consumer's lease ran out",
+            Self::ConsumerLeft => "the consumer left without acknowledging it",
+            Self::StreamBroken => "the stream broke",
+            Self::NeverSent => "the stream ended before the batch was sent",
+            Self::WorkerDied => "the worker died",
+            Self::JobStopped => "the job was stopped",
+            Self::EndOfPass => "end = \"drop\"",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Batches `[from, to)` of a window, counted from the window's first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Span {
+    #[serde(rename = "f")]
+    pub from: u32,
+    #[serde(rename = "t")]
+    pub to: u32,
+    #[serde(rename = "s")]
+    pub state: VisitState,
+    /// Whose it is or was; null for dropped batches.
+    #[serde(rename = "w", default, skip_serializing_if = "Option::is_none")]
+    pub stream: Option<StreamId>,
+    /// When its last batch got here.
+    #[serde(rename = "a")]
+    pub at_ms: i64,
+    #[serde(rename = "r", default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<Reason>,
+}
+
+impl Span {
+    fn joins(&self, next: &Span) -> bool {
+        self.to == next.from
+            && self.state == next.state
+            && self.stream == next.stream
+            && self.reason == next.reason
+            && self.at_ms.div_euclid(1_000) == next.at_ms.div_euclid(1_000)
+    }
+}
+
+/// Spans in order, without overlap; the gaps are pending.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Spans(Vec<Span>);
+
+impl Spans {
+    pub fn iter(&self) -> impl Iterator<Item = &Span> {
+        self.0.iter()
+    }
+
+    /// The span that covers a batch.
+    pub fn get(&self, at: u32) -> Option<&Span> {
+        let index = self.0.partition_point(|s| s.to <= at);
+        self.0.get(index).filter(|s| s.from <= at)
+    }
+
+    /// Batches that are not pending.
+    pub fn covered(&self) -> u64 {
+        self.0.iter().map(|s| u64::from(s.to - s.from)).sum()
+    }
+
+    /// The first pending batches of a window of `size`, at most `limit` of them.
+    pub fn first_gap(&self, size: u32, limit: u32) -> Option<(u32, u32)> {
+        let mut from = 0;
+        for span in &self.0 {
+            if span.from > from {
+                return Some((from, span.from.min(from.saturating_add(limit))));
+            }
+            from = span.to;
+        }
+        (from < size).then(|| (from, size.min(from.saturating_add(limit))))
+    }
+
+    /// Covers the pending part of `[from, to)` with `span`'s state; what is covered already stays. Returns how many batches were taken.
+    pub(super) fn cover(&mut self, span: Span, tally: &mut Tally) -> u64 {
+        let mut taken = 0;
+        let mut from = span.from;
+        while from < span.to {
+            let index = self.0.partition_point(|s| s.to <= from);
+            let (covered_from, covered_to) = self.0.get(index).map_or((u32::MAX, u32::MAX), |s| (s.from, s.to));
+            let to = span.to.min(covered_from);
+            if to > from {
+                self.0.insert(index, Span { from, to, ..span });
+                tally.add(&span, u64::from(to - from));
+                taken += u64::from(to - from);
+                self.join(index.saturating_sub(1), index + 1);
+            }
+            if covered_to >= span.to {
+                break;
+            }
+            from = covered_to;
+        }
+        taken
+    }
+
+    /// Lets `rule` move the batches of `[from, to)` to another state. Returns how many moved.
+    pub(super) fn change(
+        &mut self,
+        from: u32,
+        to: u32,
+        at_ms: i64,
+        tally: &mut Tally,
+        rule: impl Fn(&Span) -> Option<(VisitState, Option<Reason>)>,
+    ) -> u64 {
+        let mut moved = 0;
+        self.split(from);
+        self.split(to);
+        let first = self.0.partition_point(|s| s.to <= from);
+        let mut last = first;
+        while let Some(span) = self.0.get_mut(last).filter(|s| s.from < to) {
+            if let Some((state, reason)) = rule(span) {
+                let rows = u64::from(span.to - span.from);
+                tally.remove(span, rows);
+                (span.state, span.reason, span.at_ms) = (state, reason, at_ms);
+                tally.add(span, rows);
+                moved += rows;
+            }
+            last += 1;
+        }
+        self.join(first.saturating_sub(1), last);
+        moved
+    }
+
+    fn split(&mut self, at: u32) {
+        let index = self.0.partition_point(|s| s.to <= at);
+        if let Some(span) = self.0.get_mut(index).filter(|s| s.from < at) {
+            let right = Span { from: at, ..*span };
+            span.to = at;
+            self.0.insert(index + 1, right);
+        }
+    }
+
+    /// Joins equal neighbours among the spans `first..=last`.
+    fn join(&mut self, first: usize, last: usize) {
+        let mut index = first;
+        let mut left = last.saturating_sub(first);
+        while left > 0 && index + 1 < self.0.len() {
+            let next = self.0[index + 1];
+            if self.0[index].joins(&next) {
+                self.0[index].to = next.to;
+                self.0[index].at_ms = self.0[index].at_ms.max(next.at_ms);
+                self.0.remove(index + 1);
+            } else {
+                index += 1;
+            }
+            left -= 1;
+        }
+    }
+}

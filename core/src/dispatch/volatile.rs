@@ -1,0 +1,169 @@
+//! What is not journaled: who was seen when, progress, and what this process is doing right now. A new leader starts without it and gives
+//! every lease a full term.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::state::State;
+use crate::ids::{Attempt, ConsumerName, DatasetName, EpochId, JobName, TaskId, WorkerName};
+
+/// The two clocks of one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Now {
+    /// Milliseconds since the Unix epoch: shown to people, never compared.
+    pub wall_ms: i64,
+    /// Milliseconds of a clock that only goes forward: what leases are measured by.
+    pub mono_ms: u64,
+}
+
+/// Something the shell does at most once at a time.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Work {
+    Prepare(DatasetName),
+    Commit(DatasetName),
+    Shape(JobName),
+    Ledger(JobName),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Life {
+    /// In this process.
+    Attached,
+    /// Its lease ends then, on the monotonic clock.
+    Until(u64),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Worker {
+    pub life: Life,
+    pub draining: bool,
+}
+
+pub(super) type TaskKey = (DatasetName, EpochId, TaskId, Attempt);
+
+/// Timers, progress and work in flight. All deadlines are on the monotonic clock.
+#[derive(Debug, Clone, Default)]
+pub struct Volatile {
+    /// Length of every lease.
+    pub term_ms: u64,
+    /// A change of leader: nothing is due before its `Lead` event.
+    pub(super) leading: bool,
+    pub(super) workers: BTreeMap<WorkerName, Worker>,
+    /// When a consumer's lease ends unless a stream of it is open.
+    pub(super) consumers: BTreeMap<(JobName, ConsumerName), u64>,
+    /// Since when a job has no consumer.
+    pub(super) idle_since: BTreeMap<JobName, u64>,
+    /// (rows, bytes) of running attempts.
+    pub(super) progress: BTreeMap<TaskKey, (u64, u64)>,
+    pub(super) in_flight: BTreeSet<Work>,
+    /// Failed work is not tried again before this.
+    pub(super) retry_at: BTreeMap<Work, (u64, u32)>,
+    /// Jobs whose next pass somebody waits for.
+    pub(super) wants_pass: BTreeSet<JobName>,
+    /// Of those, the ones that wait for an epoch to be published.
+    pub(super) waiting_for_epoch: BTreeSet<JobName>,
+    /// Jobs whose visits go to the ledger now, however few or recently lost.
+    pub(super) flush_now: BTreeSet<JobName>,
+    /// Lost batches of a job stay open to late reports until then.
+    pub(super) late_until: BTreeMap<JobName, u64>,
+    /// Since when a job has had closed windows that are not in the ledger.
+    pub(super) unwritten_since: BTreeMap<JobName, u64>,
+    pub(super) dirty_jobs: BTreeSet<JobName>,
+    pub(super) dirty_datasets: BTreeSet<DatasetName>,
+    /// The next moment at which a timer may be due.
+    pub(super) next_timer: u64,
+}
+
+impl Volatile {
+    pub fn new(term_ms: u64) -> Self {
+        Self { term_ms, ..Self::default() }
+    }
+
+    /// Gives everything that the state says is alive a full term, and makes everything due for a look.
+    pub(super) fn recover(&mut self, state: &State, now: Now) {
+        let end = now.mono_ms + self.term_ms;
+        for dataset in state.datasets.values() {
+            let tasks = dataset.run.iter().flat_map(|r| r.epochs.values()).flat_map(|e| &e.tasks);
+            for (_, worker) in tasks.flat_map(|t| &t.holders) {
+                self.workers.entry(worker.clone()).or_insert(Worker { life: Life::Until(end), draining: false });
+            }
+        }
+        for (name, job) in &state.jobs {
+            let leased = job.passes.values().flat_map(|p| p.windows.values()).filter_map(|w| w.worker.as_ref());
+            for worker in leased.chain(job.streams.values().filter(|s| s.open).map(|s| &s.worker)) {
+                self.workers.entry(worker.clone()).or_insert(Worker { life: Life::Until(end), draining: false });
+            }
+            for consumer in job.consumers.keys() {
+                self.consumers.insert((name.clone(), consumer.clone()), end);
+            }
+            self.late_until.insert(name.clone(), end + self.term_ms);
+        }
+        self.dirty_jobs = state.jobs.keys().cloned().collect();
+        self.dirty_datasets = state.datasets.keys().cloned().collect();
+        self.next_timer = 0;
+        self.leading = true;
+    }
+
+    pub(super) fn touch_job(&mut self, job: &JobName) {
+        if !self.dirty_jobs.contains(job) {
+            self.dirty_jobs.insert(job.clone());
+        }
+    }
+
+    pub(super) fn touch_dataset(&mut self, dataset: &DatasetName) {
+        if !self.dirty_datasets.contains(dataset) {
+            self.dirty_datasets.insert(dataset.clone());
+        }
+    }
+
+    /// Any word from a worker renews its lease.
+    pub(super) fn worker_seen(&mut self, name: &WorkerName, now: Now) {
+        let end = now.mono_ms + self.term_ms;
+        match self.workers.get_mut(name) {
+            Some(worker) => {
+                if let Life::Until(until) = &mut worker.life {
+                    *until = end;
+                }
+            }
+            None => {
+                self.workers.insert(name.clone(), Worker { life: Life::Until(end), draining: false });
+            }
+        }
+    }
+
+    pub(super) fn is_draining(&self, name: &WorkerName) -> bool {
+        self.workers.get(name).is_some_and(|w| w.draining)
+    }
+
+    pub(super) fn consumer_seen(&mut self, job: &JobName, consumer: &ConsumerName, now: Now) {
+        self.consumers.insert((job.clone(), consumer.clone()), now.mono_ms + self.term_ms);
+    }
+
+    /// Marks work as running; false when it is already, or when it failed and its time has not come.
+    pub(super) fn begin(&mut self, work: Work, now: Now) -> bool {
+        if self.in_flight.contains(&work) || self.retry_at.get(&work).is_some_and(|(at, _)| now.mono_ms < *at) {
+            return false;
+        }
+        self.in_flight.insert(work);
+        true
+    }
+
+    pub(super) fn succeeded(&mut self, work: &Work) {
+        self.in_flight.remove(work);
+        self.retry_at.remove(work);
+    }
+
+    /// Work is tried again after 50 ms, doubling up to 5 s.
+    pub(super) fn failed(&mut self, work: Work, now: Now) -> u32 {
+        self.in_flight.remove(&work);
+        let tries = self.retry_at.get(&work).map_or(0, |(_, n)| *n) + 1;
+        let delay = (50u64 << tries.min(7)).min(5_000);
+        self.retry_at.insert(work, (now.mono_ms + delay, tries));
+        self.next_timer = self.next_timer.min(now.mono_ms + delay);
+        tries
+    }
+
+    /// Something not journaled is due at that time.
+    pub(super) fn wake_at(&mut self, at: u64) {
+        self.next_timer = self.next_timer.min(at);
+    }
+}
