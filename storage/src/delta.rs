@@ -1,0 +1,94 @@
+//! The Delta log of a dataset: which shards exist in which version.
+//!
+//! Owns: reading a version, the bytes of a commit, committing them at one exact version, dropping and vacuuming. Must not know: who commits and
+//! why, what is in a shard.
+//!
+//! The log is read here and not through a library, for three reasons: an add action's tags (task, part, row groups) are what plans are made of
+//! and the libraries' file views leave them out; a commit must land at one exact version with journaled bytes or not at all, without a
+//! library's retries; and paths from a log must be refused before anything opens them. What is written is plain Delta (reader 1, writer 2, no
+//! features), and the tests read it back through `deltalake-core`, checkpoints included.
+
+mod actions;
+mod commit;
+mod history;
+mod log;
+mod open;
+mod paths;
+mod vacuum;
+
+use arrow::datatypes::SchemaRef;
+use forebay_core::ids::{DatasetName, EpochId, VersionId};
+use forebay_core::shard::{RowGroupMeta, ShardMeta};
+use std::collections::{BTreeMap, BTreeSet};
+
+pub use commit::{CommitOutcome, EpochCommit, commit_at, commit_body};
+pub use history::{VersionInfo, versions};
+pub use open::{list_datasets, open_version};
+pub use vacuum::{Swept, drop_dataset, vacuum};
+
+use crate::types::{PART, StoredSchema};
+
+/// Prefix of the table properties that are ours.
+pub const PROPERTY_PREFIX: &str = "forebay.";
+/// Table property: the epochs that were published without a row, as numbers with commas. Epochs with rows are known by their shards.
+const EMPTY_EPOCHS: &str = "forebay.empty_epochs";
+
+/// One version of a dataset, as far as planning and reading need it.
+#[derive(Debug, Clone)]
+pub struct DatasetVersion {
+    pub name: DatasetName,
+    pub version: VersionId,
+    /// Logical, without the partition column `epoch`.
+    pub schema: SchemaRef,
+    pub stored: StoredSchema,
+    /// Sorted by (epoch, task, part).
+    pub shards: Vec<ShardMeta>,
+    /// The table's configuration: `forebay.fingerprint`, `forebay.pipeline` and whatever else the commits carried.
+    pub properties: BTreeMap<String, String>,
+    table: TableIdentity,
+}
+
+/// What a later `metaData` action has to repeat.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct TableIdentity {
+    id: String,
+    created_ms: Option<i64>,
+}
+
+impl DatasetVersion {
+    /// The published epochs in order, those without rows included.
+    pub fn epochs(&self) -> Vec<EpochId> {
+        let mut epochs: BTreeSet<_> = self.shards.iter().map(|s| s.epoch).collect();
+        epochs.extend(self.empty_epochs());
+        epochs.into_iter().collect()
+    }
+
+    fn empty_epochs(&self) -> impl Iterator<Item = EpochId> {
+        let list = self.properties.get(EMPTY_EPOCHS).map_or("", String::as_str);
+        list.split(',').filter_map(|e| e.parse().ok().map(EpochId))
+    }
+
+    /// The shards of one epoch in (task, part) order.
+    pub fn shards_of(&self, epoch: EpochId) -> Vec<&ShardMeta> {
+        self.shards.iter().filter(|s| s.epoch == epoch).collect()
+    }
+
+    /// The row groups of one epoch in (task, part, row group) order: index into [`DatasetVersion::shards`], index in that shard, sizes.
+    pub fn row_groups(&self, epoch: EpochId) -> Vec<(usize, usize, RowGroupMeta)> {
+        let shards = self.shards.iter().enumerate().filter(|(_, s)| s.epoch == epoch);
+        shards.flat_map(|(i, s)| s.row_groups.iter().enumerate().map(move |(g, meta)| (i, g, *meta))).collect()
+    }
+
+    /// Whether a step multiplied rows, so that the key is (`_id`, `_part`).
+    pub fn has_part(&self) -> bool {
+        self.stored.index_of(PART).is_some()
+    }
+
+    /// Rows of one epoch.
+    pub fn rows(&self, epoch: EpochId) -> u64 {
+        self.shards.iter().filter(|s| s.epoch == epoch).map(ShardMeta::rows).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,150 @@
+//! A shard's bytes on their way to its final name: one conditional put when small, a multipart upload when it grows.
+
+use forebay_core::{Error, Kind, Result};
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode};
+
+use crate::root::Root;
+
+/// Size of a part. Stores want at least 5 MiB and some want all parts but the last equal.
+const PART_BYTES: usize = 8 << 20;
+/// The end of the file that is read back; a footer is rarely longer, and when it is its end is compared.
+const TAIL_BYTES: usize = 64 << 10;
+
+/// An object that is being written. Dropping it unfinished leaves nothing under its name.
+#[derive(Debug)]
+pub(super) struct Upload {
+    root: Root,
+    pub(super) path: Path,
+    pending: Vec<u8>,
+    parts: Option<Box<dyn MultipartUpload>>,
+    tail: Vec<u8>,
+    size: u64,
+}
+
+impl Upload {
+    pub(super) fn new(root: Root, path: Path) -> Self {
+        Self { root, path, pending: Vec::new(), parts: None, tail: Vec::new(), size: 0 }
+    }
+
+    fn failed(&self, error: &object_store::Error) -> Error {
+        self.root.error("write the shard", &self.path, error)
+    }
+
+    pub(super) async fn push(&mut self, bytes: Vec<u8>) -> Result<()> {
+        self.size += bytes.len() as u64;
+        self.remember_tail(&bytes);
+        if self.pending.is_empty() {
+            self.pending = bytes;
+        } else {
+            self.pending.extend_from_slice(&bytes);
+        }
+        while self.pending.len() > PART_BYTES {
+            let rest = self.pending.split_off(PART_BYTES);
+            let part = std::mem::replace(&mut self.pending, rest);
+            self.put_part(part).await?;
+        }
+        Ok(())
+    }
+
+    fn remember_tail(&mut self, bytes: &[u8]) {
+        let from = bytes.len().saturating_sub(TAIL_BYTES);
+        self.tail.extend_from_slice(&bytes[from..]);
+        let extra = self.tail.len().saturating_sub(TAIL_BYTES);
+        self.tail.drain(..extra);
+    }
+
+    async fn put_part(&mut self, part: Vec<u8>) -> Result<()> {
+        if self.parts.is_none() {
+            let parts = self.root.store().put_multipart(&self.path).await.map_err(|e| self.failed(&e))?;
+            self.parts = Some(parts);
+        }
+        // One part at a time: the next row group is encoded while nothing else is held.
+        if let Some(parts) = &mut self.parts {
+            let sent = parts.put_part(part.into()).await;
+            sent.map_err(|e| self.failed(&e))?;
+        }
+        Ok(())
+    }
+
+    /// Ends the object and reads its end back: what was promised to be durable is there, whole.
+    pub(super) async fn finish(mut self) -> Result<()> {
+        let last = std::mem::take(&mut self.pending);
+        if self.parts.is_some() {
+            if !last.is_empty() {
+                self.put_part(last).await?;
+            }
+            if let Some(mut parts) = self.parts.take()
+                && let Err(e) = parts.complete().await
+            {
+                let failed = self.failed(&e);
+                abort(parts).await;
+                return Err(failed);
+            }
+        } else {
+            match self.root.store().put_opts(&self.path, last.into(), PutMode::Create.into()).await {
+                // Our own put, answered by an error and tried again, looks like this; the bytes tell.
+                Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => {}
+                Err(e) => return Err(self.failed(&e)),
+            }
+        }
+        self.verify().await
+    }
+
+    async fn verify(&self) -> Result<()> {
+        let options = GetOptions { range: Some(GetRange::Suffix(self.tail.len() as u64)), ..GetOptions::default() };
+        let read = async {
+            let got = self.root.store().get_opts(&self.path, options).await?;
+            let size = got.meta.size;
+            Ok::<_, object_store::Error>((size, got.bytes().await?))
+        };
+        let (size, bytes) = read.await.map_err(|e| self.root.error("read back the shard", &self.path, &e))?;
+        if size != self.size || bytes != self.tail {
+            return Err(Error::corrupt(format!(
+                "the shard {} isn't what was written: {size} bytes where {} were written",
+                self.root.place(&self.path),
+                self.size
+            ))
+            .with_remedy("another writer used the same name, or the store lost bytes; run the task again"));
+        }
+        Ok(())
+    }
+
+    pub(super) async fn abort(mut self) {
+        if let Some(parts) = self.parts.take() {
+            abort(parts).await;
+        }
+    }
+}
+
+async fn abort(mut parts: Box<dyn MultipartUpload>) {
+    // Parts that stay behind cost money and nothing else; the store's own rules sweep them.
+    if let Err(e) = parts.abort().await {
+        tracing::debug!(error = %crate::root::redact(&e.to_string()), "an upload could not be aborted");
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        if let (Some(parts), Ok(runtime)) = (self.parts.take(), tokio::runtime::Handle::try_current()) {
+            runtime.spawn(abort(parts));
+        }
+    }
+}
+
+/// Whether an object exists.
+pub(super) async fn exists(root: &Root, path: &Path) -> Result<bool> {
+    match root.store().head(path).await {
+        Ok(_) => Ok(true),
+        Err(object_store::Error::NotFound { .. }) => Ok(false),
+        Err(e) => Err(root.error("look for the shard", path, &e)),
+    }
+}
+
+/// Deletes an object that may not exist.
+pub(super) async fn delete(root: &Root, path: &Path) -> Result<()> {
+    match root.store().delete(path).await.map_err(|e| root.error("delete", path, &e)) {
+        Err(e) if e.kind != Kind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
