@@ -73,8 +73,12 @@ pub enum DatasetsRequest {
         #[serde(default)]
         version: Option<u64>,
     },
-    Epochs { name: String },
-    Drop { name: String },
+    Epochs {
+        name: String,
+    },
+    Drop {
+        name: String,
+    },
     Vacuum {
         name: String,
         /// Unnamed files younger than this many seconds stay; default a week.

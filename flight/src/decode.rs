@@ -62,7 +62,8 @@ impl Decoder {
             Some(cap) => {
                 check_claims(&data, cap)?;
                 // arrow counts panics on malformed input as bugs, not as vulnerabilities: the boundary is here. The decoder is dropped after an error.
-                catch_unwind(AssertUnwindSafe(|| self.decode(data))).unwrap_or_else(|_| Err(malformed("the message is not valid Arrow IPC")))
+                catch_unwind(AssertUnwindSafe(|| self.decode(data)))
+                    .unwrap_or_else(|_| Err(malformed("the message is not valid Arrow IPC")))
             }
         }
     }
@@ -82,7 +83,8 @@ impl Decoder {
                 let schema = self.schema.as_ref().ok_or_else(|| malformed("a dictionary before the schema"))?;
                 let batch = message.header_as_dictionary_batch().ok_or_else(|| malformed("a dictionary message without one"))?;
                 let body = Buffer::from(data.data_body.clone());
-                read_dictionary(&body, batch, schema, &mut self.dictionaries, &version).map_err(|e| malformed(format!("dictionary: {e}")))?;
+                read_dictionary(&body, batch, schema, &mut self.dictionaries, &version)
+                    .map_err(|e| malformed(format!("dictionary: {e}")))?;
                 Ok(Decoded::Nothing)
             }
             MessageHeader::RecordBatch => {
@@ -136,12 +138,14 @@ fn check_batch(batch: Option<ipc::RecordBatch<'_>>, body: &[u8], cap: u64) -> Re
     let mut sum: u64 = 0;
     for buffer in batch.buffers().into_iter().flatten() {
         let range = usize::try_from(buffer.offset()).ok().zip(usize::try_from(buffer.length()).ok());
-        let bytes = range
-            .and_then(|(start, len)| body.get(start..start.checked_add(len)?))
-            .ok_or_else(|| malformed(format!("a buffer of {} bytes at {} in a body of {}", buffer.length(), buffer.offset(), body.len())))?;
+        let bytes = range.and_then(|(start, len)| body.get(start..start.checked_add(len)?)).ok_or_else(|| {
+            malformed(format!("a buffer of {} bytes at {} in a body of {}", buffer.length(), buffer.offset(), body.len()))
+        })?;
         sum = sum.saturating_add(claimed(bytes, compressed)?);
         if sum > cap {
-            return Err(Error::new(Kind::ResourceExhausted, format!("one message claims over {cap} bytes")).with_remedy("send smaller batches"));
+            return Err(
+                Error::new(Kind::ResourceExhausted, format!("one message claims over {cap} bytes")).with_remedy("send smaller batches")
+            );
         }
     }
     // Rows of no width cost no buffer: they are bounded by what row numbers can say.
@@ -159,7 +163,8 @@ fn claimed(bytes: &[u8], compressed: bool) -> Result<u64> {
     if !compressed || bytes.is_empty() {
         return Ok(bytes.len() as u64);
     }
-    let prefix: [u8; 8] = bytes.get(..8).and_then(|b| b.try_into().ok()).ok_or_else(|| malformed("a compressed buffer without its length"))?;
+    let prefix: [u8; 8] =
+        bytes.get(..8).and_then(|b| b.try_into().ok()).ok_or_else(|| malformed("a compressed buffer without its length"))?;
     match i64::from_le_bytes(prefix) {
         -1 => Ok(bytes.len() as u64 - 8),
         len => u64::try_from(len).map_err(|_| malformed(format!("a compressed buffer of {len} bytes"))),
@@ -173,3 +178,6 @@ fn claimed(bytes: &[u8], compressed: bool) -> Result<u64> {
 pub fn schema_from_info(bytes: &[u8]) -> Result<Schema> {
     ipc::convert::try_schema_from_ipc_buffer(bytes).map_err(|e| malformed(format!("schema: {e}")))
 }
+
+#[cfg(test)]
+mod tests;

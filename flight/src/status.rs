@@ -11,7 +11,8 @@ use tonic::{Code, Status};
 /// Type of the `Any` that carries the JSON.
 pub const DETAIL_TYPE: &str = "type.googleapis.com/forebay.Error";
 
-/// gRPC headers are limited (8 KiB in grpc-core) and carry the text up to three times, once in base64.
+/// gRPC headers are limited (8 KiB in grpc-core) and carry the text twice: percent-encoded and, within JSON, in base64.
+const PART_LIMIT: usize = 1000;
 const MESSAGE_LIMIT: usize = 1400;
 
 /// `google.rpc.Status`.
@@ -68,22 +69,23 @@ fn kind_of(code: Code) -> Kind {
     }
 }
 
-fn shorten(text: &str) -> String {
-    if text.len() <= MESSAGE_LIMIT {
+fn shorten(text: &str, limit: usize) -> String {
+    if text.len() <= limit {
         return text.to_owned();
     }
-    let mut end = MESSAGE_LIMIT;
+    let mut end = limit;
     while !text.is_char_boundary(end) {
         end -= 1;
     }
     format!("{}...", &text[..end])
 }
 
-/// The status that a client of ours turns back into exactly `error` (texts over 1,400 bytes are cut).
+/// The status that a client of ours turns back into exactly `error` (a message or remedy over 1,000 bytes is cut).
 pub fn to_status(error: &Error) -> Status {
-    let sent = Error { kind: error.kind, message: shorten(&error.message), remedy: error.remedy.as_deref().map(shorten) };
+    let remedy = error.remedy.as_deref().map(|remedy| shorten(remedy, PART_LIMIT));
+    let sent = Error { kind: error.kind, message: shorten(&error.message, PART_LIMIT), remedy };
     let code = code_of(sent.kind);
-    let message = sent.to_string();
+    let message = shorten(&sent.to_string(), MESSAGE_LIMIT);
     let Ok(json) = serde_json::to_vec(&sent) else {
         return Status::new(code, message);
     };
@@ -110,3 +112,6 @@ pub fn from_status(status: &Status) -> Error {
     let message = if status.message().is_empty() { status.code().description() } else { status.message() };
     Error::new(kind_of(status.code()), message)
 }
+
+#[cfg(test)]
+mod tests;

@@ -191,7 +191,8 @@ fn bearer(header: &[u8]) -> Option<&[u8]> {
 }
 
 fn missing() -> Error {
-    Error::new(Kind::Unauthenticated, "this server asks for a token").with_remedy("give --token, FOREBAY_TOKEN or an `authorization: Bearer` header")
+    Error::new(Kind::Unauthenticated, "this server asks for a token")
+        .with_remedy("give --token, FOREBAY_TOKEN or an `authorization: Bearer` header")
 }
 
 fn malformed() -> Error {

@@ -34,7 +34,9 @@ impl Batch {
         match self.parts.as_slice() {
             [one] => Ok(one.clone()),
             [] => Err(Error::internal("a batch without rows")),
-            [first, ..] => concat_batches(&first.schema(), &self.parts).map_err(|e| Error::internal(format!("joining the parts of a batch: {e}"))),
+            [first, ..] => {
+                concat_batches(&first.schema(), &self.parts).map_err(|e| Error::internal(format!("joining the parts of a batch: {e}")))
+            }
         }
     }
 }
@@ -76,8 +78,17 @@ impl Client {
         let first = consumer_message(&ConsumerMessage { credits: credits.max(1), ..ConsumerMessage::default() })?;
         let first = FlightData { flight_descriptor: Some(FlightDescriptor::new_cmd(ticket)), ..first };
         outbound.send(first).await.map_err(|_| Error::internal("the stream closed before it opened"))?;
-        let inbound = self.inner.clone().do_exchange(self.request(ReceiverStream::new(messages))).await.map_err(|s| self.failed(s))?.into_inner();
-        Ok(JobReader { schema: None, outbound, inbound, decoder: Decoder::trusting(), address: Arc::clone(&self.address), parts: Vec::new(), ended: None })
+        let inbound =
+            self.inner.clone().do_exchange(self.request(ReceiverStream::new(messages))).await.map_err(|s| self.failed(s))?.into_inner();
+        Ok(JobReader {
+            schema: None,
+            outbound,
+            inbound,
+            decoder: Decoder::trusting(),
+            address: Arc::clone(&self.address),
+            parts: Vec::new(),
+            ended: None,
+        })
     }
 }
 

@@ -23,8 +23,8 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
 use crate::api::{
-    AckRequest, DatasetDetail, DatasetSummary, DatasetsRequest, EpochInfo, JobRequest, JobStatus, MaterializeProgress, MaterializeRequest, PlanInfo,
-    PlanRequest,
+    AckRequest, DatasetDetail, DatasetSummary, DatasetsRequest, EpochInfo, JobRequest, JobStatus, MaterializeProgress, MaterializeRequest,
+    PlanInfo, PlanRequest,
 };
 use crate::decode::schema_from_info;
 use crate::status::from_status;
@@ -69,13 +69,15 @@ impl Client {
             let endpoint = endpoint(address)?;
             match endpoint.connect().await {
                 Ok(channel) => {
-                    let inner = FlightServiceClient::new(channel).max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX);
+                    let inner =
+                        FlightServiceClient::new(channel).max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX);
                     return Ok(Self { inner, address: Arc::from(address.as_str()), token });
                 }
                 Err(e) => failed.push(format!("{address}: {}", root_cause(&e))),
             }
         }
-        Err(Error::new(Kind::Unavailable, format!("no server answers at {}", failed.join("; "))).with_remedy("start one with `forebay serve`, or check --server"))
+        Err(Error::new(Kind::Unavailable, format!("no server answers at {}", failed.join("; ")))
+            .with_remedy("start one with `forebay serve`, or check --server"))
     }
 
     /// The address that answered.
@@ -111,7 +113,11 @@ impl Client {
         Ok(values.boxed())
     }
 
-    async fn typed<T: DeserializeOwned + Send + 'static>(&self, name: &str, body: &(impl Serialize + Sync)) -> Result<BoxStream<'static, Result<T>>> {
+    async fn typed<T: DeserializeOwned + Send + 'static>(
+        &self,
+        name: &str,
+        body: &(impl Serialize + Sync),
+    ) -> Result<BoxStream<'static, Result<T>>> {
         let body = serde_json::to_value(body).map_err(|e| Error::internal(format!("writing the body of `{name}`: {e}")))?;
         let answers = self.action(name, body).await?;
         let name = name.to_owned();
@@ -234,7 +240,12 @@ impl Client {
     pub async fn open_job(&self, job: &str) -> Result<OpenedJob> {
         let info = self.flight_info(FlightDescriptor::new_cmd(job.to_owned())).await?;
         let schema = Arc::new(schema_from_info(&info.schema)?);
-        let ticket = info.endpoint.into_iter().next().and_then(|e| e.ticket).ok_or_else(|| Error::internal("the server gave no ticket for the job"))?;
+        let ticket = info
+            .endpoint
+            .into_iter()
+            .next()
+            .and_then(|e| e.ticket)
+            .ok_or_else(|| Error::internal("the server gave no ticket for the job"))?;
         Ok(OpenedJob { schema, ticket: ticket.ticket, rows: u64::try_from(info.total_records).ok() })
     }
 
@@ -257,7 +268,10 @@ impl Client {
 }
 
 fn read_answer<T: DeserializeOwned>(name: &str, value: Value) -> Result<T> {
-    serde_json::from_value(value).map_err(|e| Error::internal(format!("an answer of `{name}` that this client does not know: {e}")).with_remedy("use client and server of one version"))
+    serde_json::from_value(value).map_err(|e| {
+        Error::internal(format!("an answer of `{name}` that this client does not know: {e}"))
+            .with_remedy("use client and server of one version")
+    })
 }
 
 fn bearer(token: &str) -> Result<MetadataValue<Ascii>> {

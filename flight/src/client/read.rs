@@ -106,7 +106,13 @@ impl Client {
     ///
     /// # Errors
     /// The batches' first error, or the server's.
-    pub async fn put(&self, name: &str, mode: Option<&str>, schema: SchemaRef, batches: BoxStream<'static, Result<RecordBatch>>) -> Result<Value> {
+    pub async fn put(
+        &self,
+        name: &str,
+        mode: Option<&str>,
+        schema: SchemaRef,
+        batches: BoxStream<'static, Result<RecordBatch>>,
+    ) -> Result<Value> {
         let command = PutCommand { dataset: name.to_owned(), mode: mode.map(str::to_owned) };
         let command = serde_json::to_string(&command).map_err(|e| Error::internal(format!("writing the command of a put: {e}")))?;
         let (messages, sent) = mpsc::channel(2);

@@ -193,7 +193,8 @@ fn offsets<O: OffsetSizeTrait>(chunks: &[&ArrayData], runs: &[Run], rows: usize,
 }
 
 fn too_long() -> Error {
-    Error::new(Kind::ResourceExhausted, "one message would hold over 2 GiB of values").with_remedy("use the type with 64-bit offsets (large_*)")
+    Error::new(Kind::ResourceExhausted, "one message would hold over 2 GiB of values")
+        .with_remedy("use the type with 64-bit offsets (large_*)")
 }
 
 fn binary<O: OffsetSizeTrait>(chunks: &[&ArrayData], runs: &[Run], rows: usize, out: &mut Body) -> Result<()> {

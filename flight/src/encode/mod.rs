@@ -128,9 +128,8 @@ impl Encoder {
             batches.push(batch);
         }
         let rows = batches.iter().map(RecordBatch::num_rows).collect();
-        let columns = (0..self.schema.fields().len())
-            .map(|column| batches.iter().map(|batch| batch.column(column).to_data()).collect())
-            .collect();
+        let columns =
+            (0..self.schema.fields().len()).map(|column| batches.iter().map(|batch| batch.column(column).to_data()).collect()).collect();
         Ok(Prepared { columns, batches, rows })
     }
 

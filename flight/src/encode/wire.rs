@@ -46,7 +46,9 @@ fn wire_type(data_type: &DataType) -> Result<DataType> {
         DataType::Union(fields, _) => {
             for (_, field) in fields.iter() {
                 if wire_type(field.data_type())? != *field.data_type() {
-                    return Err(Error::unsupported(format!("{} inside a union on the wire", field.data_type())).with_remedy("cast it in the query"));
+                    return Err(
+                        Error::unsupported(format!("{} inside a union on the wire", field.data_type())).with_remedy("cast it in the query")
+                    );
                 }
             }
             data_type.clone()
@@ -75,5 +77,6 @@ pub fn to_wire(batch: &RecordBatch, wire: &SchemaRef) -> Result<RecordBatch> {
         })
         .collect::<Result<_>>()?;
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-    RecordBatch::try_new_with_options(Arc::clone(wire), columns, &options).map_err(|e| Error::internal(format!("a batch for the wire: {e}")))
+    RecordBatch::try_new_with_options(Arc::clone(wire), columns, &options)
+        .map_err(|e| Error::internal(format!("a batch for the wire: {e}")))
 }

@@ -49,5 +49,6 @@ fn check_path(path: &[String]) -> Result<()> {
         return Ok(());
     }
     let shown: Vec<_> = path.iter().map(|p| p.escape_debug().to_string()).collect();
-    Err(Error::bad_input(format!("the path [{}] names nothing", shown.join(", "))).with_remedy("use [name], [name@v3] or [name, \"epoch=0\"]"))
+    Err(Error::bad_input(format!("the path [{}] names nothing", shown.join(", ")))
+        .with_remedy("use [name], [name@v3] or [name, \"epoch=0\"]"))
 }

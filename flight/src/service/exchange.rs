@@ -66,7 +66,8 @@ async fn receive(inbound: &mut Streaming<FlightData>) -> Result<Option<FlightDat
 
 async fn open(shared: &Shared, descriptor: Option<&FlightDescriptor>) -> Result<Box<dyn JobStream>> {
     let descriptor = descriptor.ok_or_else(|| {
-        Error::bad_input("DoExchange without a descriptor").with_remedy("put the job's ticket or its JSON command into the descriptor's command")
+        Error::bad_input("DoExchange without a descriptor")
+            .with_remedy("put the job's ticket or its JSON command into the descriptor's command")
     })?;
     let payload = if looks_like_ticket(&descriptor.cmd) {
         match shared.config.key.open(&descriptor.cmd)? {
@@ -97,8 +98,10 @@ async fn take_message(data: &FlightData, credits: &Semaphore, control: &dyn JobC
     if data.app_metadata.is_empty() {
         return Ok(false);
     }
-    let message: ConsumerMessage = serde_json::from_slice(&data.app_metadata)
-        .map_err(|e| Error::bad_input(format!("a consumer's message is not what it should be: {e}")).with_remedy("send {\"credits\":N,\"ack\":[..],\"pass\":P}"))?;
+    let message: ConsumerMessage = serde_json::from_slice(&data.app_metadata).map_err(|e| {
+        Error::bad_input(format!("a consumer's message is not what it should be: {e}"))
+            .with_remedy("send {\"credits\":N,\"ack\":[..],\"pass\":P}")
+    })?;
     let room = MAX_CREDITS.saturating_sub(credits.available_permits());
     credits.add_permits(room.min(message.credits as usize));
     let close = message.close;

@@ -37,7 +37,10 @@ pub(crate) async fn run(shared: &Arc<Shared>, mut inbound: Streaming<FlightData>
 
 /// The dataset and mode that the first message names.
 fn target(descriptor: Option<&FlightDescriptor>, app_metadata: &[u8]) -> Result<(Vec<String>, Option<String>)> {
-    let missing = || Error::bad_input("DoPut without a dataset").with_remedy("use the path [name], or the command {\"dataset\":\"name\",\"mode\":\"append\"}");
+    let missing = || {
+        Error::bad_input("DoPut without a dataset")
+            .with_remedy("use the path [name], or the command {\"dataset\":\"name\",\"mode\":\"append\"}")
+    };
     let descriptor = descriptor.ok_or_else(missing)?;
     let (path, mut mode) = match command::parse(descriptor)? {
         Command::Path([name]) => (vec![name.clone()], None),
@@ -49,7 +52,8 @@ fn target(descriptor: Option<&FlightDescriptor>, app_metadata: &[u8]) -> Result<
         Command::Sql(any) => return Err(sql::put(any)),
     };
     if !app_metadata.is_empty() {
-        let metadata: Value = serde_json::from_slice(app_metadata).map_err(|e| Error::bad_input(format!("DoPut's app_metadata is not JSON: {e}")))?;
+        let metadata: Value =
+            serde_json::from_slice(app_metadata).map_err(|e| Error::bad_input(format!("DoPut's app_metadata is not JSON: {e}")))?;
         match &metadata["mode"] {
             Value::Null => {}
             Value::String(text) => mode = Some(text.clone()),
@@ -59,7 +63,9 @@ fn target(descriptor: Option<&FlightDescriptor>, app_metadata: &[u8]) -> Result<
     if let Some(mode) = &mode
         && !MODES.contains(&mode.as_str())
     {
-        return Err(Error::bad_input(format!("unknown mode `{}`", mode.escape_debug())).with_remedy("use `append` or `replace`, or none to create"));
+        return Err(
+            Error::bad_input(format!("unknown mode `{}`", mode.escape_debug())).with_remedy("use `append` or `replace`, or none to create")
+        );
     }
     Ok((path, mode))
 }

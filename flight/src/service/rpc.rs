@@ -1,12 +1,12 @@
 //! The calls with small answers, on arrow-flight's generated server. The token was checked before any of them runs.
 
-use arrow_flight::flight_service_server::FlightService;
-use arrow_flight::{
-    Action, ActionType, BasicAuth, CancelFlightInfoResult, CancelStatus, Criteria, Empty, FlightData, FlightDescriptor, FlightEndpoint, FlightInfo,
-    HandshakeRequest, HandshakeResponse, PollInfo, PutResult, Result as ActionResult, SchemaAsIpc, SchemaResult, Ticket,
-};
 use arrow::datatypes::SchemaRef;
 use arrow::ipc::writer::IpcWriteOptions;
+use arrow_flight::flight_service_server::FlightService;
+use arrow_flight::{
+    Action, ActionType, BasicAuth, CancelFlightInfoResult, CancelStatus, Criteria, Empty, FlightData, FlightDescriptor, FlightEndpoint,
+    FlightInfo, HandshakeRequest, HandshakeResponse, PollInfo, PutResult, Result as ActionResult, SchemaAsIpc, SchemaResult, Ticket,
+};
 use bytes::Bytes;
 use forebay_core::{Error, Result};
 use futures::stream::{self, BoxStream};
@@ -132,7 +132,9 @@ impl Rpc {
                 let answers = self.shared.backend.action(name, body).await?;
                 Ok(answers.map_err(|e| to_status(&e)).and_then(|value| std::future::ready(write_body(&value))).boxed())
             }
-            other => Err(Error::unsupported(format!("the action `{}`", other.escape_debug())).with_remedy("ListActions names what there is")),
+            other => {
+                Err(Error::unsupported(format!("the action `{}`", other.escape_debug())).with_remedy("ListActions names what there is"))
+            }
         }
     }
 
@@ -176,7 +178,8 @@ impl FlightService for Rpc {
     async fn handshake(&self, request: Request<Streaming<HandshakeRequest>>) -> Result<Response<Self::HandshakeStream>, Status> {
         let session = self.session(request).await.map_err(|e| to_status(&e))?;
         let bearer = [b"Bearer ", session.as_ref()].concat();
-        let header = tonic::metadata::MetadataValue::try_from(bearer).map_err(|e| to_status(&Error::internal(format!("a session token: {e}"))))?;
+        let header =
+            tonic::metadata::MetadataValue::try_from(bearer).map_err(|e| to_status(&Error::internal(format!("a session token: {e}"))))?;
         let mut response = one(HandshakeResponse { protocol_version: 0, payload: session });
         response.metadata_mut().insert("authorization", header);
         Ok(response)
