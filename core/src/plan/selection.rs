@@ -1,6 +1,6 @@
 //! Which rows of an epoch pass a job's filter: a bitmap per row group, found once when a pass starts and pinned to its version.
 
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::error::{Error, Result};
 
@@ -136,6 +136,19 @@ impl Selection {
             before += ones;
         }
         rows
+    }
+
+    /// A key of the whole content: equal selections have equal keys.
+    pub fn key(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        for group in &self.groups {
+            hash.update(&group.rows.to_le_bytes());
+            hash.update(&group.count.to_le_bytes());
+            for word in group.words.iter().flat_map(|w| w.iter()) {
+                hash.update(&word.to_le_bytes());
+            }
+        }
+        hash.digest()
     }
 
     /// Bytes held in memory.

@@ -61,6 +61,13 @@ fn a_wrong_claim_under_a_right_checksum_is_found() {
     }
 }
 
+#[test]
+fn other_rows_have_another_key() {
+    let keys = [vec![vec![true, false]], vec![vec![false, true]], vec![vec![true], vec![false]], vec![vec![true, true]], vec![]];
+    let keys: std::collections::BTreeSet<u64> = keys.iter().map(|groups| selection(groups).key()).collect();
+    assert_eq!(keys.len(), 5);
+}
+
 proptest! {
     #[test]
     fn it_answers_as_a_list_of_rows_would(groups in prop::collection::vec(prop::collection::vec(prop::bool::weighted(0.3), 0..200), 0..6), start in 0u64..80, len in 0u64..80) {
@@ -80,6 +87,7 @@ proptest! {
         prop_assert_eq!(selection.total(), total);
         prop_assert_eq!(selection.count(groups.len()), 0);
         prop_assert!(selection.rows(groups.len(), 0, 5).is_empty());
+        prop_assert_eq!(Selection::from_bytes(&selection.to_bytes()).unwrap().key(), selection.key());
         prop_assert_eq!(&Selection::from_bytes(&selection.to_bytes()).unwrap(), &selection);
     }
 }

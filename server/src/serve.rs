@@ -1,0 +1,135 @@
+//! The worker's serving half: windows of stored rows in memory, and the streams that hand out their batches.
+//!
+//! Owns: how stored rows become batches, and how much memory that takes. Must not know: who is granted what (that is the dispatcher), how messages
+//! look (that is `flight`).
+//!
+//! - [`Reader`] plans passes, reads windows and keeps decoded row groups, for all jobs of a process; `forebay plan` uses it without any job.
+//! - [`Serving`] opens a consumer's stream: grants from the dispatcher, rows from the reader, acknowledgements back.
+
+pub(crate) mod cache;
+mod pace;
+pub(crate) mod pass;
+pub mod plan_info;
+mod report;
+pub(crate) mod served;
+mod stream;
+pub(crate) mod window;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow::datatypes::SchemaRef;
+use forebay_core::Result;
+use forebay_core::ids::{ConsumerName, Incarnation, WorkerName};
+use forebay_core::job::JobSettings;
+use forebay_flight::backend::JobStream;
+use forebay_sql::python::PythonPool;
+use forebay_storage::delta::DatasetVersion;
+use parking_lot::Mutex;
+
+use crate::dispatcher::Dispatcher;
+use crate::engine::View;
+use crate::metrics::Metrics;
+use cache::Limits;
+use served::Served;
+pub use stream::Acks;
+use window::Loader;
+
+/// How long a stream waits for memory that other streams hold.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Views of versions that are kept compiled.
+const KEPT: usize = 64;
+
+/// Memory of a process's windows, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ServeLimits {
+    /// Decoded row groups that nobody reads at the moment.
+    pub cache: u64,
+    /// Windows in use, over all streams; a single window may be larger.
+    pub in_use: u64,
+}
+
+/// One compiled view: the columns asked for, and the version's files.
+type Compiled = (Arc<DatasetVersion>, Option<Vec<String>>, Arc<Served>);
+
+/// Reads windows for all jobs of a process.
+#[derive(Debug)]
+pub struct Reader {
+    pub(crate) view: View,
+    pub(crate) loader: Loader,
+    python: Arc<PythonPool>,
+    compiled: Mutex<VecDeque<Compiled>>,
+}
+
+impl Reader {
+    pub fn new(view: View, python: Arc<PythonPool>, limits: ServeLimits) -> Arc<Self> {
+        let limits = Limits { idle: limits.cache, pinned: limits.in_use, patience: PATIENCE };
+        Arc::new(Self { loader: Loader::new(view.root().clone(), limits), view, python, compiled: Mutex::default() })
+    }
+
+    /// How a version's rows become a consumer's; the steps behind the cut are compiled once.
+    pub(crate) async fn served(&self, version: &Arc<DatasetVersion>, columns: Option<&[String]>) -> Result<Arc<Served>> {
+        let find = |kept: &VecDeque<Compiled>| {
+            let found = kept.iter().find(|(of, wanted, _)| Arc::ptr_eq(of, version) && wanted.as_deref() == columns);
+            found.map(|(_, _, served)| Arc::clone(served))
+        };
+        if let Some(served) = find(&self.compiled.lock()) {
+            return Ok(served);
+        }
+        let served = Arc::new(Served::new(version, columns, &self.python).await?);
+        let mut kept = self.compiled.lock();
+        if let Some(first) = find(&kept) {
+            return Ok(first);
+        }
+        kept.push_back((Arc::clone(version), columns.map(<[String]>::to_vec), Arc::clone(&served)));
+        if kept.len() > KEPT {
+            kept.pop_front();
+        }
+        Ok(served)
+    }
+
+    /// The columns that a job's consumers get, of the pinned or the newest version.
+    ///
+    /// # Errors
+    /// `NotFound` for a dataset or version that does not exist, `BadInput` for a column that it does not have.
+    pub async fn schema(&self, settings: &JobSettings) -> Result<SchemaRef> {
+        let version = self.view.version(&settings.dataset, settings.version).await?;
+        Ok(Arc::clone(&self.served(&version, settings.columns.as_deref()).await?.schema))
+    }
+}
+
+/// Opens the streams of one worker.
+#[derive(Debug)]
+pub struct Serving {
+    pub(crate) reader: Arc<Reader>,
+    dispatcher: Dispatcher,
+    worker: WorkerName,
+    metrics: Metrics,
+}
+
+impl Serving {
+    pub fn new(reader: Arc<Reader>, dispatcher: Dispatcher, worker: WorkerName, metrics: Metrics) -> Arc<Self> {
+        Arc::new(Self { reader, dispatcher, worker, metrics })
+    }
+
+    /// Opens a consumer's stream of a job that it joined. Dropping the stream frees what it holds and tells the dispatcher.
+    ///
+    /// # Errors
+    /// What the dispatcher says of the job, the incarnation and the consumer; `BadInput` for columns that do not exist.
+    pub async fn open_stream(
+        self: &Arc<Self>,
+        settings: Arc<JobSettings>,
+        incarnation: Incarnation,
+        consumer: ConsumerName,
+        acks: Acks,
+    ) -> Result<Box<dyn JobStream>> {
+        let version = self.reader.view.version(&settings.dataset, settings.version).await?;
+        let served = self.reader.served(&version, settings.columns.as_deref()).await?;
+        let job = settings.job.clone();
+        let each = acks != Acks::AtEnd;
+        let stream = self.dispatcher.open_stream(&job, incarnation, &consumer, &self.worker, each).await?;
+        let of = report::StreamOf { job, incarnation, consumer, stream };
+        Ok(Box::new(stream::ServedStream::new(Arc::clone(self), settings, of, acks, served)))
+    }
+}

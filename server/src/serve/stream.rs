@@ -1,0 +1,318 @@
+//! One consumer's stream of a job: from grants to batches.
+//!
+//! Owns: asking for grants in blocks that fit the consumer's speed, loading and reading ahead of windows, and what a batch's metadata says. Must
+//! not know: how messages are cut, who else reads the job.
+//!
+//! A stream holds at most the window that it sends from and, where there is room, the next one; dropping the stream frees both.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Instant;
+
+use arrow::datatypes::SchemaRef;
+use async_trait::async_trait;
+use forebay_core::digest;
+use forebay_core::ids::{BatchId, PassId, WindowId};
+use forebay_core::job::JobSettings;
+use forebay_core::{Error, Result};
+use forebay_flight::api::{BatchMeta, ConsumerMessage, End};
+use forebay_flight::backend::{BatchPart, JobControl, JobEvent, JobStream};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::Serving;
+use super::cache::Admission;
+use super::pace::Pace;
+use super::pass::{PassPlan, load_selection};
+use super::report::{Reporter, StreamOf};
+use super::served::Served;
+use super::window::{WindowData, WindowHandle};
+use crate::dispatcher::{Grant, Granted};
+
+/// A block of granted batches, being sent.
+struct Block {
+    grant: Grant,
+    left: Range<u64>,
+    /// When its first batch was ready.
+    since: Option<Instant>,
+}
+
+/// A window in use.
+struct Open {
+    window: WindowId,
+    data: Arc<WindowData>,
+    /// Lets other streams of the job share it.
+    _handle: WindowHandle,
+}
+
+/// The next window, being loaded.
+struct Ahead {
+    window: WindowId,
+    handle: WindowHandle,
+    _task: AbortOnDropHandle<()>,
+}
+
+/// How a stream is acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Acks {
+    /// On the stream itself (`DoExchange`).
+    Stream,
+    /// By `forebay.job.ack`, beside a `DoGet`.
+    Action,
+    /// Not at all: a clean end acknowledges what was sent.
+    AtEnd,
+}
+
+pub(crate) struct ServedStream {
+    serving: Arc<Serving>,
+    settings: Arc<JobSettings>,
+    of: StreamOf,
+    acks: Acks,
+    served: Arc<Served>,
+    reporter: Reporter,
+    control: Arc<Control>,
+    pass: Option<Arc<PassPlan>>,
+    block: Option<Block>,
+    next_grant: Option<AbortOnDropHandle<Result<Granted>>>,
+    open: Option<Open>,
+    ahead: Option<Ahead>,
+    pace: Pace,
+    end: Option<End>,
+}
+
+impl ServedStream {
+    pub(super) fn new(serving: Arc<Serving>, settings: Arc<JobSettings>, of: StreamOf, acks: Acks, served: Arc<Served>) -> Self {
+        let reporter = Reporter::start(serving.dispatcher.clone(), of.clone());
+        serving.metrics.job_streams.inc();
+        let control = Control { reporter: reporter.clone(), acks, pass: AtomicU32::new(0), left: AtomicBool::new(false) };
+        Self {
+            serving,
+            settings,
+            of,
+            acks,
+            served,
+            reporter,
+            control: Arc::new(control),
+            pass: None,
+            block: None,
+            next_grant: None,
+            open: None,
+            ahead: None,
+            pace: Pace::default(),
+            end: None,
+        }
+    }
+
+    /// Asks for the next block in the background, so that asking goes on while batches are being sent.
+    fn ask(&self) -> AbortOnDropHandle<Result<Granted>> {
+        let (dispatcher, of, most) = (self.serving.dispatcher.clone(), self.of.clone(), self.pace.block());
+        AbortOnDropHandle::new(tokio::spawn(async move { dispatcher.next_grant(&of.job, of.stream, most).await }))
+    }
+
+    async fn granted(&mut self) -> Result<Granted> {
+        let mut asked = match self.next_grant.take() {
+            Some(asked) => asked,
+            None => self.ask(),
+        };
+        let granted = (&mut asked).await;
+        granted.map_err(|e| Error::internal(format!("asking for batches failed: {e}")))?
+    }
+
+    /// Makes sure that there is a block with a batch left; says otherwise why the stream ends.
+    async fn next_block(&mut self) -> Result<Option<End>> {
+        loop {
+            if self.block.as_ref().is_some_and(|block| !block.left.is_empty()) {
+                return Ok(None);
+            }
+            if let Some(block) = self.block.take()
+                && let Some(since) = block.since
+            {
+                self.pace.taken(block.grant.batches.end - block.grant.batches.start, since.elapsed());
+            }
+            match self.granted().await? {
+                Granted::Batches(grant) => self.block = Some(Block { left: grant.batches.clone(), grant, since: None }),
+                Granted::EndOfPass(_) => return Ok(Some(End::Pass)),
+                Granted::EndOfJob => return Ok(Some(End::Job)),
+                Granted::Drain => return Ok(Some(End::Drain)),
+            }
+        }
+    }
+
+    /// The plan of the grant's pass.
+    async fn pass_of(&mut self, grant: &Grant) -> Result<Arc<PassPlan>> {
+        let same = |p: &PassPlan| {
+            p.plan.settings().pass == grant.pass
+                && p.version.version == grant.version
+                && p.epoch == grant.epoch
+                && p.selection == grant.selection
+        };
+        if let Some(pass) = self.pass.as_ref().filter(|p| same(p)) {
+            return Ok(Arc::clone(pass));
+        }
+        (self.open, self.ahead) = (None, None);
+        let reader = &self.serving.reader;
+        let version = reader.view.version(&self.settings.dataset, Some(grant.version)).await?;
+        let selection = match &grant.selection {
+            Some(name) => Some(load_selection(reader.view.root(), &self.of.job, name).await?),
+            None => None,
+        };
+        let served = reader.served(&version, self.settings.columns.as_deref()).await?;
+        if served.schema.fields() != self.served.schema.fields() {
+            return Err(Error::failed_precondition(format!(
+                "job `{}`: version {} of dataset `{}` has other columns than this stream began with",
+                self.of.job, grant.version, self.settings.dataset
+            ))
+            .with_remedy("open the job again"));
+        }
+        self.served = served;
+        let pass = Arc::new(PassPlan::new(version, grant.epoch, grant.pass, &self.settings, selection)?);
+        self.pass = Some(Arc::clone(&pass));
+        Ok(pass)
+    }
+
+    async fn window(&mut self, pass: &Arc<PassPlan>, window: WindowId) -> Result<Arc<WindowData>> {
+        if let Some(open) = self.open.as_ref().filter(|open| open.window == window) {
+            return Ok(Arc::clone(&open.data));
+        }
+        // What is not wanted any more goes first: this stream must not wait for room that it holds itself.
+        self.open = None;
+        if self.ahead.as_ref().is_some_and(|ahead| ahead.window != window) {
+            self.ahead = None;
+        }
+        let loader = &self.serving.reader.loader;
+        let handle = match &self.ahead {
+            Some(ahead) => ahead.handle.clone(),
+            None => loader.handle(pass, &self.served, window),
+        };
+        let loaded = loader.load(&handle, pass, &self.served, window, Admission::Wait).await?;
+        let data = loaded.ok_or_else(|| Error::internal("a window that was waited for did not come"))?;
+        self.open = Some(Open { window, data: Arc::clone(&data), _handle: handle });
+        self.ahead = None;
+        self.read_ahead(pass, WindowId(window.0 + 1));
+        Ok(data)
+    }
+
+    /// Begins to load the next window if there is room for it now.
+    fn read_ahead(&mut self, pass: &Arc<PassPlan>, window: WindowId) {
+        if window.0 >= pass.plan.windows() {
+            return;
+        }
+        let reader = Arc::clone(&self.serving.reader);
+        let handle = reader.loader.handle(pass, &self.served, window);
+        let (pass, served, loading) = (Arc::clone(pass), Arc::clone(&self.served), handle.clone());
+        let task = tokio::spawn(async move {
+            // Whoever needs the window meets the same error and reports it.
+            if let Err(error) = reader.loader.load(&loading, &pass, &served, window, Admission::IfRoom).await {
+                tracing::debug!(%window, %error, "reading ahead failed");
+            }
+        });
+        self.ahead = Some(Ahead { window, handle, _task: AbortOnDropHandle::new(task) });
+    }
+
+    /// Reads a granted batch out of its window.
+    async fn batch(&mut self, grant: &Grant, batch: BatchId) -> Result<BatchPart> {
+        let pass = self.pass_of(grant).await?;
+        let data = self.window(&pass, grant.window).await?;
+        let found = data.batch(batch, pass.plan.batch_rows(batch))?;
+        self.control.pass.store(grant.pass.0, Ordering::Relaxed);
+        // Counted as sent before the transport gets it.
+        self.reporter.sent(grant.pass, batch, found.digest).await?;
+        let meta = BatchMeta {
+            job: self.of.job.as_str().to_owned(),
+            pass: grant.pass.0,
+            epoch: grant.epoch.0,
+            step: None,
+            batch: batch.0,
+            part: 0,
+            parts: 1,
+            window: grant.window.0,
+            rows: found.rows.len() as u64,
+            digest: digest::hex(found.digest),
+        };
+        Ok(BatchPart { chunks: Arc::clone(&data.chunks), rows: found.rows, meta })
+    }
+
+    /// Lets go of everything but the account with the dispatcher.
+    fn release(&mut self) {
+        (self.next_grant, self.block, self.open, self.ahead, self.pass) = (None, None, None, None, None);
+    }
+}
+
+#[async_trait]
+impl JobStream for ServedStream {
+    fn schema(&self) -> SchemaRef {
+        Arc::clone(&self.served.schema)
+    }
+
+    fn control(&self) -> Arc<dyn JobControl> {
+        Arc::clone(&self.control) as Arc<dyn JobControl>
+    }
+
+    async fn next(&mut self) -> Result<JobEvent> {
+        self.reporter.check()?;
+        if let Some(end) = self.next_block().await? {
+            self.release();
+            self.end = Some(end);
+            return Ok(JobEvent::End(end));
+        }
+        let Some(block) = &self.block else { return Err(Error::internal("no block of batches")) };
+        let (grant, batch) = (block.grant.clone(), BatchId(block.left.start));
+        let part = self.batch(&grant, batch).await?;
+        if let Some(block) = &mut self.block {
+            block.left.start += 1;
+            block.since.get_or_insert_with(Instant::now);
+            let last_half = (block.left.end - block.left.start) * 2 <= grant.batches.end - grant.batches.start;
+            if last_half && self.next_grant.is_none() && self.pace.asks_ahead() {
+                self.next_grant = Some(self.ask());
+            }
+        }
+        self.serving.metrics.rows_served.inc_by(part.rows.len() as u64);
+        Ok(JobEvent::Batch(part))
+    }
+
+    async fn finish(&mut self) -> Result<()> {
+        self.release();
+        let over = self.end == Some(End::Job);
+        match self.acks {
+            Acks::AtEnd => self.reporter.finish(true, over).await,
+            // A consumer that closes in the middle of a pass leaves; at a pass's end it comes back for the next.
+            Acks::Stream => self.reporter.finish(true, over || (self.end.is_none() && self.control.left.load(Ordering::Relaxed))).await,
+            // Its acknowledgements may come later by action: its lease decides.
+            Acks::Action => self.reporter.finish(false, false).await,
+        }
+    }
+}
+
+impl Drop for ServedStream {
+    fn drop(&mut self) {
+        self.serving.metrics.job_streams.dec();
+    }
+}
+
+/// What the consumer says on its stream.
+struct Control {
+    reporter: Reporter,
+    acks: Acks,
+    /// The pass of the newest batch.
+    pass: AtomicU32,
+    left: AtomicBool,
+}
+
+#[async_trait]
+impl JobControl for Control {
+    async fn on_message(&self, message: ConsumerMessage) -> Result<()> {
+        self.reporter.check()?;
+        if !message.ack.is_empty() {
+            if self.acks != Acks::Stream {
+                return Err(Error::bad_input("acknowledgements on a stream that takes none")
+                    .with_remedy("acknowledge with the action forebay.job.ack"));
+            }
+            let pass = PassId(message.pass.unwrap_or_else(|| self.pass.load(Ordering::Relaxed)));
+            self.reporter.acknowledged(pass, message.ack).await?;
+        }
+        if message.close {
+            self.left.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
