@@ -1,1 +1,0 @@
-//! The pool of Python processes that run `python` steps.
