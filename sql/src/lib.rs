@@ -3,7 +3,7 @@
 //! Owns: DataFusion sessions, the catalog of datasets and system tables, step compilation and execution, the ML functions and the Python
 //! pool. Must not know: gRPC, Flight services, the dispatcher. Everything a caller sees is an arrow batch, a core type or a core error.
 
-// pub mod catalog;
+pub mod catalog;
 pub mod functions;
 mod guard;
 pub mod python;

@@ -16,6 +16,8 @@ use datafusion::prelude::SessionConfig;
 use object_store::ObjectStore;
 use url::Url;
 
+use crate::functions::capped::capped;
+
 /// A registry that has nothing and takes nothing: no URL in a query leads anywhere. DataFusion's own would serve `file://`.
 #[derive(Debug)]
 struct NoStores;
@@ -66,7 +68,7 @@ pub(crate) fn config(partitions: usize) -> SessionConfig {
 
 /// A session with the given functions beside DataFusion's own and no table functions, file formats or factories.
 pub(crate) fn state(config: SessionConfig, runtime: Arc<RuntimeEnv>, functions: Vec<Arc<ScalarUDF>>) -> SessionState {
-    let mut scalars = SessionStateDefaults::default_scalar_functions();
+    let mut scalars = capped(SessionStateDefaults::default_scalar_functions());
     scalars.extend(functions);
     SessionStateBuilder::new()
         .with_config(config)

@@ -11,7 +11,7 @@ pub struct QueryLimits {
     pub spill: u64,
     /// Queries that run at the same time; more wait for their turn.
     pub concurrent: usize,
-    /// Wall-clock time from the first batch asked for to the last one given, waiting for a turn included.
+    /// Wall-clock time from its start to its last batch, waiting for a turn and for its reader included.
     pub deadline: Option<Duration>,
     /// Rows of one answer.
     pub rows: Option<u64>,

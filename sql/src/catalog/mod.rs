@@ -86,7 +86,7 @@ impl Catalog {
         Ok(Self { inner: Arc::new(Inner { root, system, limits, session, runner }) })
     }
 
-    /// Plans a SELECT or EXPLAIN and starts it when its first batch is asked for.
+    /// Plans a SELECT or EXPLAIN and starts it. It runs a few batches ahead of its reader and then waits.
     pub async fn query(&self, sql: &str) -> Result<QueryStream> {
         let (session, plan) = self.logical(sql).await?;
         let context = session.task_ctx();

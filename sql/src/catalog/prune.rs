@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, BooleanArray, UInt64Array};
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{DataType, SchemaRef};
 use datafusion::catalog::Session;
 use datafusion::common::pruning::PruningStatistics;
 use datafusion::common::{Column, DFSchema, ScalarValue};
 use datafusion::logical_expr::Expr;
 use datafusion::logical_expr::utils::conjunction;
-use datafusion::physical_optimizer::pruning::PruningPredicate;
+use datafusion::physical_optimizer::pruning::PruningPredicateBuilder;
 use datafusion::physical_plan::PhysicalExpr;
 use forebay_core::shard::ShardMeta;
 use serde_json::Value;
@@ -30,8 +30,8 @@ pub(super) fn prune(session: &dyn Session, filters: &[Expr], schema: &SchemaRef,
 /// As [`prune`], for a predicate that is planned over `schema`.
 pub(super) fn prune_with(predicate: Arc<dyn PhysicalExpr>, schema: &SchemaRef, shards: &[ShardMeta]) -> Vec<bool> {
     let statistics = Statistics { schema: schema.clone(), shards, parsed: std::sync::OnceLock::new() };
-    let pruned = PruningPredicate::try_new(predicate, schema.clone()).and_then(|p| p.prune(&statistics));
-    pruned.unwrap_or_else(|_| vec![true; shards.len()])
+    let pruning = PruningPredicateBuilder::new().with_file_schema(schema.clone()).build(predicate);
+    pruning.and_then(|p| p.prune(&statistics).ok()).unwrap_or_else(|| vec![true; shards.len()])
 }
 
 /// Filters arrive with the table's name on their columns, or its alias; the schema here has neither.
@@ -64,14 +64,15 @@ impl Statistics<'_> {
             return ScalarValue::iter_to_array(epochs).ok();
         }
         let data_type = self.schema.field_with_name(&column.name).ok()?.data_type();
-        // Integers only: a float's bounds leave out NaN, which DataFusion orders above all, and a text's may be cut short.
-        if !data_type.is_integer() {
+        // Not floats: their bounds leave out NaN, which DataFusion orders above all.
+        if !data_type.is_integer() && *data_type != DataType::Utf8 {
             return None;
         }
         let null = ScalarValue::try_from(data_type).ok()?;
         let bound = |stats: &Option<Value>| {
             let value = stats.as_ref()?.get(which)?.get(&column.name)?;
-            let text = value.as_i64().map(|n| n.to_string()).or_else(|| value.as_u64().map(|n| n.to_string()))?;
+            let number = value.as_i64().map(|n| n.to_string()).or_else(|| value.as_u64().map(|n| n.to_string()));
+            let text = if data_type.is_integer() { number? } else { value.as_str()?.to_owned() };
             ScalarValue::try_from_string(text, data_type).ok()
         };
         ScalarValue::iter_to_array(self.parsed().iter().map(|s| bound(s).unwrap_or_else(|| null.clone()))).ok()

@@ -3,6 +3,7 @@
 //! Owns: which functions exist where. Steps get all of them; queries get all but the random ones, which are functions of a row's key and of
 //! the step they stand in. Must not know: sessions, plans.
 
+pub(crate) mod capped;
 pub mod image;
 pub mod random;
 pub mod tensor;

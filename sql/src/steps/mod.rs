@@ -171,3 +171,9 @@ impl CompiledSteps {
         Ok(StepOutput { batch, bad })
     }
 }
+
+/// The `_id` column of a batch, for tests elsewhere in this crate.
+#[cfg(test)]
+pub(crate) fn ids_of(batch: &RecordBatch) -> Vec<i64> {
+    keys::ids(batch).map(|ids| ids.values().to_vec()).unwrap_or_default()
+}

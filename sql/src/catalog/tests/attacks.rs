@@ -1,0 +1,147 @@
+//! What a hostile query gets: a clear error, while other queries go on.
+
+use forebay_core::Kind;
+
+use super::*;
+
+#[tokio::test]
+async fn nothing_but_select_and_explain() {
+    let world = World::new(1).await;
+    let target = world._folder.path().join("out.csv");
+    let target = target.to_str().unwrap();
+    for sql in [
+        format!("COPY (SELECT 1) TO '{target}'"),
+        format!("COPY digits TO '{target}' STORED AS CSV"),
+        format!("EXPLAIN COPY (SELECT 1) TO '{target}'"),
+        format!("EXPLAIN ANALYZE COPY (SELECT 1) TO '{target}'"),
+        "CREATE EXTERNAL TABLE t STORED AS CSV LOCATION '/etc/passwd'".into(),
+        "CREATE TABLE t AS SELECT 1".into(),
+        "CREATE VIEW v AS SELECT 1".into(),
+        "CREATE SCHEMA s".into(),
+        "CREATE FUNCTION f() RETURNS INT RETURN 1".into(),
+        "INSERT INTO digits SELECT * FROM digits".into(),
+        "UPDATE digits SET label = 1".into(),
+        "DELETE FROM digits".into(),
+        "DROP TABLE digits".into(),
+        "TRUNCATE TABLE digits".into(),
+        "SET datafusion.execution.target_partitions = 64".into(),
+        "RESET datafusion.execution.target_partitions".into(),
+        "SHOW ALL".into(),
+        "PREPARE p AS SELECT 1".into(),
+        "EXECUTE p".into(),
+        "BEGIN".into(),
+        "DESCRIBE digits".into(),
+        "SELECT 1; SELECT 2".into(),
+        "".into(),
+    ] {
+        let error = world.error(&sql).await;
+        assert_ne!(error.kind, Kind::Internal, "{sql}: {error}");
+    }
+    assert!(!world._folder.path().join("out.csv").exists());
+    assert_eq!(world.value("SELECT count(*) FROM digits").await, "100");
+}
+
+#[tokio::test]
+async fn no_file_url_or_environment_is_reachable() {
+    let world = World::new(1).await;
+    for sql in [
+        "SELECT * FROM '/etc/passwd'",
+        "SELECT * FROM '../../etc/passwd'",
+        "SELECT * FROM 'file:///etc/passwd'",
+        "SELECT * FROM 'http://169.254.169.254/latest/meta-data'",
+        "SELECT * FROM \"s3://bucket/x.parquet\"",
+        "SELECT * FROM \"../journal\"",
+        "SELECT * FROM \"digits/../digits\"",
+        "SELECT * FROM \"digits%2f..\"",
+        "SELECT * FROM \"digits\\..\"",
+        "SELECT * FROM \"\"",
+        "SELECT * FROM \"@v1\"",
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "SELECT * FROM read_csv_auto('/etc/passwd')",
+        "SELECT * FROM read_parquet('/etc/passwd')",
+        "SELECT * FROM parquet_metadata('/etc/passwd')",
+        "SELECT * FROM generate_series(1, 1000000000000)",
+        "SELECT * FROM range(1, 1000000000000)",
+        "SELECT getenv('HOME')",
+        "SELECT @@version",
+        "SELECT $1",
+        "SELECT * FROM other.public.digits",
+        "SELECT * FROM secret.digits",
+    ] {
+        let error = world.error(sql).await;
+        assert!(matches!(error.kind, Kind::BadInput | Kind::NotFound | Kind::Unsupported), "{sql}: {error:?}");
+    }
+}
+
+#[tokio::test]
+async fn large_text_and_deep_expressions_end_in_an_error() {
+    let world = World::new(1).await;
+    let sum = |n: usize| format!("SELECT {} FROM digits", vec!["1"; n].join(" + "));
+    assert_eq!(world.error(&sum(2_000)).await.kind, Kind::ResourceExhausted);
+    assert_eq!(world.error(&sum(200_000)).await.kind, Kind::ResourceExhausted);
+    assert!(world.batches(&sum(900)).await.is_ok());
+    let columns = format!("SELECT {} FROM digits", vec!["label"; 900].join(" + "));
+    assert!(world.batches(&columns).await.is_ok());
+    let unions = vec!["SELECT 1"; 2_000].join(" UNION ALL ");
+    assert_eq!(world.error(&unions).await.kind, Kind::ResourceExhausted);
+    let nested = format!("SELECT {}1{}", "(".repeat(5_000), ")".repeat(5_000));
+    assert_eq!(world.error(&nested).await.kind, Kind::BadInput);
+    let long = format!("SELECT '{}'", "x".repeat(2 << 20));
+    assert_eq!(world.error(&long).await.kind, Kind::ResourceExhausted);
+    let list = format!("SELECT count(*) FROM digits WHERE _id IN ({})", (0..20_000).map(|i| i.to_string()).collect::<Vec<_>>().join(","));
+    assert_eq!(world.value(&list).await, "100");
+}
+
+#[tokio::test]
+async fn functions_that_grow_are_capped() {
+    let world = World::new(1).await;
+    for sql in [
+        "SELECT range(0, 1000000000000)",
+        "SELECT generate_series(0, 1000000000000)",
+        "SELECT generate_series(-9000000000000000000, 9000000000000000000, 1)",
+        "SELECT generate_series(TIMESTAMP '1970-01-01', TIMESTAMP '2200-01-01', INTERVAL '1 microsecond')",
+        "SELECT cardinality(range(0, label * 1000000000)) FROM digits",
+        "SELECT repeat('x', 100000000000)",
+        "SELECT repeat(name, 1000000000) FROM digits",
+        "SELECT lpad('x', 2000000000)",
+        "SELECT rpad(name, 2000000000) FROM digits",
+        "SELECT array_repeat(1, 100000000000)",
+        "SELECT array_repeat(array_repeat(1, 1000000), 1000000)",
+        "SELECT array_resize(make_array(1), 100000000000, 0)",
+        "SELECT replace(repeat('a', 1000000), 'a', repeat('b', 1000000))",
+    ] {
+        let error = world.error(sql).await;
+        assert_eq!(error.kind, Kind::ResourceExhausted, "{sql}: {error}");
+    }
+    assert_eq!(world.value("SELECT cardinality(range(0, 1000))").await, "1000");
+    assert_eq!(world.value("SELECT length(repeat('ab', 10))").await, "20");
+    assert_eq!(world.value("SELECT lpad('x', 3, '-')").await, "--x");
+}
+
+#[tokio::test]
+async fn endless_and_greedy_queries_end() {
+    let world = World::with(1, QueryLimits { deadline: Some(Duration::from_secs(3)), ..limits() }).await;
+    let endless = "WITH RECURSIVE t AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM t) SELECT count(*) FROM t";
+    let greedy = "SELECT a.name, b.name, c.name, d.name FROM digits a, digits b, digits c, digits d ORDER BY 1, 2, 3, 4";
+    let (first, second, meanwhile) = tokio::join!(world.error(endless), world.error(greedy), world.value("SELECT count(*) FROM digits"));
+    assert_eq!(first.kind, Kind::ResourceExhausted, "{first}");
+    assert_eq!(second.kind, Kind::ResourceExhausted, "{second}");
+    assert_eq!(meanwhile, "100");
+}
+
+#[tokio::test]
+async fn answers_are_capped_by_rows() {
+    let world = World::with(1, QueryLimits { rows: Some(50), ..limits() }).await;
+    let error = world.error("SELECT _id FROM digits").await;
+    assert!(error.kind == Kind::ResourceExhausted && error.message.contains("50 rows"), "{error}");
+    assert_eq!(world.batches("SELECT _id FROM digits LIMIT 50").await.unwrap().iter().map(RecordBatch::num_rows).sum::<usize>(), 50);
+}
+
+#[tokio::test]
+async fn errors_in_rows_are_bad_input() {
+    let world = World::new(1).await;
+    let error = world.error("SELECT 1 / label FROM digits").await;
+    assert_eq!(error.kind, Kind::BadInput, "{error}");
+    let error = world.error("SELECT CAST(name AS INT) FROM digits WHERE name IS NOT NULL").await;
+    assert_eq!(error.kind, Kind::BadInput, "{error}");
+}
