@@ -1,0 +1,361 @@
+//! The handle: one method per request, each answered when what it says is durable.
+
+use forebay_core::dispatch::{
+    self, Event, Granted, OpenedJob, Quarantined, Reply, RunRequest, RunSpec, RunStatus, State, StreamId, TaskLease, Volatile,
+};
+use forebay_core::ids::{BatchId, ConsumerName, DatasetName, Incarnation, JobName, PassId, WorkerName};
+use forebay_core::job::{ConsumerSettings, JobSettings};
+use forebay_core::shard::ShardMeta;
+use forebay_core::{Error, Kind, Result};
+use forebay_storage::journal::Journal;
+use forebay_storage::owner::OwnerRecord;
+use forebay_storage::root::Root;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::shell::{Message, Shared, Shell};
+use super::waiting::Request;
+use super::{DispatcherConfig, Planner};
+
+/// How long a request waits for a commit or a ledger file that has to come first.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Reads of the Delta log that may lag behind the journal before it is believed.
+const SURE_AFTER: u32 = 5;
+
+/// The dispatcher, as the rest of the process sees it. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Dispatcher {
+    inbox: mpsc::Sender<Message>,
+    shared: Arc<Shared>,
+    planner: Arc<dyn Planner>,
+}
+
+impl Dispatcher {
+    /// Rebuilds the state from the journal, begins to lead and writes the first heartbeat. The task ends with an error when the journal can't be
+    /// written any more (another owner took over, the store failed): nothing that was not durable was told to anybody.
+    ///
+    /// # Errors
+    /// What the journal says; `Corrupt` for a journal that can't be read.
+    pub async fn start(
+        journal: Journal,
+        root: Root,
+        planner: Arc<dyn Planner>,
+        address: impl Into<String>,
+    ) -> Result<(Self, JoinHandle<Result<()>>, OwnerRecord)> {
+        Self::start_with(journal, root, planner, DispatcherConfig::new(address)).await
+    }
+
+    /// [`Dispatcher::start`] with other settings.
+    ///
+    /// # Errors
+    /// As [`Dispatcher::start`].
+    pub async fn start_with(
+        journal: Journal,
+        root: Root,
+        planner: Arc<dyn Planner>,
+        config: DispatcherConfig,
+    ) -> Result<(Self, JoinHandle<Result<()>>, OwnerRecord)> {
+        let (shell, inbox, shared, record) = Shell::start(journal, root, planner.clone(), config).await?;
+        let task = tokio::spawn(shell.run());
+        Ok((Self { inbox, shared, planner }, task, record))
+    }
+
+    /// Ends the task after what is queued; whoever waits for work is told that there is none. Await the task's handle afterwards.
+    pub async fn shutdown(&self) {
+        let (done, ended) = oneshot::channel();
+        if self.inbox.send(Message::Shutdown(done)).await.is_ok() {
+            // An answer that never comes means that the task is gone already.
+            let _ = ended.await;
+        }
+    }
+
+    async fn ask_until(&self, event: Event, until: Option<Instant>) -> Result<Reply> {
+        let (reply, answer) = oneshot::channel();
+        self.inbox.send(Message::Ask(Request { event, reply, until })).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?
+    }
+
+    async fn ask(&self, event: Event) -> Result<Reply> {
+        self.ask_until(event, None).await
+    }
+
+    async fn done(&self, event: Event) -> Result<()> {
+        match self.ask(event).await? {
+            Reply::Done | Reply::Wanted(_) => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Asks again while the answer is that something else has to be finished first.
+    async fn ask_patiently<F: Future<Output = Result<Event>>>(&self, event: impl Fn(bool) -> F) -> Result<Reply> {
+        let end = Instant::now() + PATIENCE;
+        let mut tries = 0;
+        loop {
+            match self.ask(event(tries >= SURE_AFTER).await?).await? {
+                Reply::Again if Instant::now() < end => {
+                    tries += 1;
+                    tokio::time::sleep(Duration::from_millis(20 << tries.min(5))).await;
+                }
+                Reply::Again => {
+                    return Err(Error::new(Kind::Unavailable, "an earlier commit or ledger file is still being written").with_remedy("try again"));
+                }
+                reply => return Ok(reply),
+            }
+        }
+    }
+
+    /// Starts a run, joins the one that is going on, or says that there is nothing to do. Durably accepted when it returns.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` with the difference for a changed pipeline.
+    pub async fn start_run(&self, run: RunRequest) -> Result<RunStatus> {
+        let request = &run;
+        let reply = self.ask_patiently(|certain| async move {
+            let stored = self.planner.stored(&request.spec.dataset, None).await?.map(Box::new);
+            Ok(Event::StartRun { request: Box::new(request.clone()), stored, certain })
+        });
+        match reply.await? {
+            Reply::Run(status) => Ok(*status),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Follows a dataset's run; the value at hand is its status now.
+    ///
+    /// # Errors
+    /// `Unavailable` when the dispatcher has ended.
+    pub async fn watch_run(&self, dataset: &DatasetName) -> Result<watch::Receiver<RunStatus>> {
+        let (reply, answer) = oneshot::channel();
+        self.inbox.send(Message::Watch(dataset.clone(), reply)).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())
+    }
+
+    /// The spec of the dataset's current or last run.
+    ///
+    /// # Errors
+    /// `Unavailable` when the dispatcher has ended.
+    pub async fn run_spec(&self, dataset: &DatasetName) -> Result<Option<Arc<RunSpec>>> {
+        let name = dataset.clone();
+        self.look(move |state, _| state.datasets.get(&name)?.run.as_ref().map(|r| r.spec.clone())).await
+    }
+
+    /// A task for this worker, or none if there was nothing to do for that long.
+    ///
+    /// # Errors
+    /// `Unavailable` when the dispatcher has ended.
+    pub async fn next_task(&self, worker: &WorkerName, wait: Duration) -> Result<Option<TaskLease>> {
+        match self.ask_until(Event::NextTask { worker: worker.clone() }, Some(Instant::now() + wait)).await? {
+            Reply::Task(lease) => Ok(Some(*lease)),
+            Reply::Wait => Ok(None),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Rows and bytes of an attempt so far; costs no more than a lock. False when the run is over and the attempt may as well stop.
+    pub async fn report_progress(&self, lease: &TaskLease, rows: u64, bytes: u64) -> bool {
+        self.shared.report(lease, rows, bytes)
+    }
+
+    /// Reports a task's shards. The first finisher of a task wins; a later one is told the same, and its shards are named by nothing.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` when the run is over.
+    pub async fn task_staged(&self, lease: &TaskLease, shards: Vec<ShardMeta>, quarantined: Quarantined) -> Result<()> {
+        self.done(Event::TaskStaged { lease: lease.clone(), shards, quarantined }).await
+    }
+
+    /// Gives a task back. `Cancelled` does not count as a failure.
+    ///
+    /// # Errors
+    /// `Unavailable` when the dispatcher has ended.
+    pub async fn task_failed(&self, lease: &TaskLease, error: Error) -> Result<()> {
+        self.done(Event::TaskFailed { lease: lease.clone(), error }).await
+    }
+
+    /// Stops a run; what it staged stays for `--resume`.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` when nothing is running.
+    pub async fn cancel_run(&self, dataset: &DatasetName) -> Result<()> {
+        self.done(Event::CancelRun { dataset: dataset.clone() }).await
+    }
+
+    /// Forgets the dataset and ends the jobs that read it. The caller removes its objects afterwards.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` while it is being materialized.
+    pub async fn drop_dataset(&self, dataset: &DatasetName) -> Result<()> {
+        match self.ask_patiently(|_| async { Ok(Event::DropDataset { dataset: dataset.clone() }) }).await? {
+            Reply::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Shards that are staged and in no version yet, relative to the dataset's table: vacuum keeps them.
+    ///
+    /// # Errors
+    /// `Unavailable` when the dispatcher has ended.
+    pub async fn staged_paths(&self, dataset: &DatasetName) -> Result<BTreeSet<String>> {
+        let name = dataset.clone();
+        self.look(move |state, _| {
+            let tasks = state.datasets.get(&name).and_then(|d| d.run.as_ref()).into_iter().flat_map(|r| r.epochs.values()).flat_map(|e| &e.tasks);
+            tasks.filter_map(|t| t.staged.as_ref()).flat_map(|s| s.shards.iter().map(|x| x.path.clone())).collect()
+        })
+        .await
+    }
+
+    /// Joins a job, creating it if there is none of that name.
+    ///
+    /// # Errors
+    /// `NotFound` for no such dataset, `AlreadyExists` with the difference for other settings, `FailedPrecondition` "finished".
+    pub async fn open_job(&self, settings: JobSettings, consumer: ConsumerSettings) -> Result<OpenedJob> {
+        settings.check_supported()?;
+        let (settings, consumer) = (&settings, &consumer);
+        let reply = self.ask_patiently(|_| async move {
+            let stored = self.planner.stored(&settings.dataset, settings.version).await?.map(Box::new);
+            Ok(Event::OpenJob { settings: Box::new(settings.clone()), consumer: Box::new(consumer.clone()), stored })
+        });
+        match reply.await? {
+            Reply::Job(opened) => Ok(opened),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Begins a stream of a consumer that joined. `acks`: batches are acknowledged one by one; else a clean end acknowledges what was sent.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` for another incarnation, an ended job, or a consumer whose lease ran out.
+    pub async fn open_stream(
+        &self,
+        job: &JobName,
+        incarnation: Incarnation,
+        consumer: &ConsumerName,
+        worker: &WorkerName,
+        acks: bool,
+    ) -> Result<StreamId> {
+        let event =
+            Event::OpenStream { job: job.clone(), incarnation, consumer: consumer.clone(), worker: worker.clone(), acks };
+        match self.ask(event).await? {
+            Reply::Stream(id) => Ok(id),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// The next block for a stream, at most `max_batches`; waits until there is one, or an end to tell. At the end of the job's last pass it says
+    /// `EndOfJob`. Whoever drops the call loses at most the block that was being granted.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` when the stream or the job is over.
+    pub async fn next_grant(&self, job: &JobName, stream: StreamId, max_batches: u64) -> Result<Granted> {
+        match self.ask(Event::NextGrant { job: job.clone(), stream, max_batches }).await? {
+            Reply::Granted(granted) => Ok(granted),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Batches handed to the transport, with the digests of their row keys. Batches that are not granted to the stream are passed over.
+    ///
+    /// # Errors
+    /// `NotFound` for no such job.
+    pub async fn sent(&self, job: &JobName, stream: StreamId, pass: PassId, batches: Vec<(BatchId, u64)>) -> Result<()> {
+        self.done(Event::Sent { job: job.clone(), stream, pass, batches }).await
+    }
+
+    /// Batches taken by the trainer. A repetition changes nothing; a late one moves lost to acknowledged until the window is in the ledger.
+    ///
+    /// # Errors
+    /// `BadInput` for a batch that was never granted to the consumer, `FailedPrecondition` for another incarnation.
+    pub async fn acknowledge(
+        &self,
+        job: &JobName,
+        incarnation: Incarnation,
+        consumer: &ConsumerName,
+        pass: PassId,
+        batches: Vec<(BatchId, Option<u64>)>,
+    ) -> Result<()> {
+        self.done(Event::Acknowledge { job: job.clone(), incarnation, consumer: consumer.clone(), pass, batches }).await
+    }
+
+    /// Ends a stream. Clean: the consumer read it to its end, or closed it.
+    ///
+    /// # Errors
+    /// `Unavailable` when the dispatcher has ended.
+    pub async fn close_stream(&self, job: &JobName, stream: StreamId, clean: bool) -> Result<()> {
+        self.done(Event::CloseStream { job: job.clone(), stream, clean }).await
+    }
+
+    /// The consumer is leaving for good: what it holds is lost.
+    ///
+    /// # Errors
+    /// `Unavailable` when the dispatcher has ended.
+    pub async fn leave_job(&self, job: &JobName, consumer: &ConsumerName) -> Result<()> {
+        self.done(Event::LeaveJob { job: job.clone(), consumer: consumer.clone() }).await
+    }
+
+    /// Ends a job: nothing more is granted, and what is open is lost.
+    ///
+    /// # Errors
+    /// `NotFound` for no such job.
+    pub async fn stop_job(&self, job: &JobName) -> Result<()> {
+        self.done(Event::StopJob { job: job.clone() }).await
+    }
+
+    /// A job by name; none if the journal does not know it.
+    ///
+    /// # Errors
+    /// `Unavailable` when the dispatcher has ended.
+    pub async fn job_status(&self, job: &JobName) -> Result<Option<dispatch::JobInfo>> {
+        let name = job.clone();
+        self.look(move |state, _| dispatch::job_info(state, &name)).await
+    }
+
+    /// Gives a worker no new work; its streams end with `drain`.
+    ///
+    /// # Errors
+    /// `NotFound` for no such worker.
+    pub async fn drain_worker(&self, worker: &WorkerName) -> Result<()> {
+        self.done(Event::DrainWorker { worker: worker.clone() }).await
+    }
+
+    /// A worker of this process ended: its tasks go back, and what it may have sent is lost.
+    ///
+    /// # Errors
+    /// `Unavailable` when the dispatcher has ended.
+    pub async fn worker_gone(&self, worker: &WorkerName) -> Result<()> {
+        self.done(Event::WorkerGone { worker: worker.clone() }).await
+    }
+
+    /// The whole durable state and what goes with it, for the system tables.
+    ///
+    /// # Errors
+    /// `Unavailable` when the dispatcher has ended.
+    pub async fn snapshot(&self) -> Result<(Arc<State>, Volatile)> {
+        self.look(|state, volatile| (Arc::new(state.clone()), volatile.clone())).await
+    }
+
+    /// Looks at the state when all that it says is durable. `f` runs on the dispatcher's task: keep it short.
+    ///
+    /// # Errors
+    /// `Unavailable` when the dispatcher has ended.
+    pub async fn look<T: Send + 'static>(&self, f: impl FnOnce(&State, &Volatile) -> T + Send + 'static) -> Result<T> {
+        let (reply, answer) = oneshot::channel();
+        let look = Box::new(move |state: &State, volatile: &Volatile| {
+            // Whoever asked may have gone away.
+            let _ = reply.send(f(state, volatile));
+        });
+        self.inbox.send(Message::Look(look)).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())
+    }
+}
+
+fn gone() -> Error {
+    Error::new(Kind::Unavailable, "the dispatcher of this process has ended").with_remedy("look at its log, and start it again")
+}
+
+fn unexpected(reply: &Reply) -> Error {
+    Error::internal(format!("the dispatcher answered something else: {reply:?}"))
+}
