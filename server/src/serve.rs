@@ -7,6 +7,8 @@
 //! - [`Serving`] opens a consumer's stream: grants from the dispatcher, rows from the reader, acknowledgements back.
 
 pub(crate) mod cache;
+#[cfg(test)]
+pub(crate) mod fixture;
 mod pace;
 pub(crate) mod pass;
 pub mod plan_info;

@@ -25,10 +25,6 @@ use super::served::Served;
 use super::window::WindowData;
 use crate::engine::Engine;
 
-#[cfg(test)]
-#[path = "plan_info_tests.rs"]
-mod tests;
-
 /// Answers `forebay.plan`.
 ///
 /// # Errors
@@ -187,9 +183,8 @@ fn refuse_overrides(request: &PlanRequest) -> Result<()> {
     ];
     match given.iter().find(|(_, given)| *given) {
         None => Ok(()),
-        Some((key, _)) => {
-            Err(Error::bad_input(format!("plan: `{key}` beside a job, which has its own")).with_remedy("leave it out, or name the dataset instead of the job"))
-        }
+        Some((key, _)) => Err(Error::bad_input(format!("plan: `{key}` beside a job, which has its own"))
+            .with_remedy("leave it out, or name the dataset instead of the job")),
     }
 }
 

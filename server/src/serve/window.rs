@@ -138,8 +138,7 @@ impl Loader {
 
     async fn read(&self, pass: &Arc<PassPlan>, served: &Arc<Served>, window: WindowId, admission: Admission) -> Result<Option<WindowData>> {
         let wanted = pass.plan.window(window);
-        let keys: Vec<(GroupKey, u64)> =
-            wanted.pieces.iter().map(|piece| self.group_key(pass, served, piece)).collect::<Result<_>>()?;
+        let keys: Vec<(GroupKey, u64)> = wanted.pieces.iter().map(|piece| self.group_key(pass, served, piece)).collect::<Result<_>>()?;
         let places = wanted.rows * PLACE_BYTES;
         // Steps behind the cut make new rows beside the stored ones; how large is known when they are made.
         let made: u64 = if served.behind.is_some() { keys.iter().map(|(_, bytes)| bytes).sum() } else { 0 };
@@ -171,7 +170,8 @@ impl Loader {
 
     fn group_key(&self, pass: &Arc<PassPlan>, served: &Arc<Served>, piece: &Piece) -> Result<(GroupKey, u64)> {
         let (shard, row_group, meta) = group_of(pass, piece)?;
-        let file = pass.version.shards.get(shard).ok_or_else(|| Error::internal(format!("shard {shard} of the plan is not in the version")))?;
+        let file =
+            pass.version.shards.get(shard).ok_or_else(|| Error::internal(format!("shard {shard} of the plan is not in the version")))?;
         let key = GroupKey {
             dataset: pass.version.name.as_str().into(),
             path: file.path.as_str().into(),
@@ -184,7 +184,14 @@ impl Loader {
     }
 
     /// The rows of one piece, in storage order.
-    async fn read_piece(&self, pass: &Arc<PassPlan>, served: &Arc<Served>, pins: &GroupPins, at: usize, piece: &Piece) -> Result<Vec<Chunk>> {
+    async fn read_piece(
+        &self,
+        pass: &Arc<PassPlan>,
+        served: &Arc<Served>,
+        pins: &GroupPins,
+        at: usize,
+        piece: &Piece,
+    ) -> Result<Vec<Chunk>> {
         let (shard, row_group, _) = group_of(pass, piece)?;
         let load = async {
             let _slot = self.reads.acquire().await.map_err(|_| Error::internal("reading is over"))?;
@@ -298,9 +305,9 @@ impl WindowData {
             }
         }
         let places: Option<Vec<(u32, u32)>> = order.iter().map(|offset| flat.get(*offset as usize).copied()).collect();
-        let places = places
-            .filter(|places| places.len() == flat.len())
-            .ok_or_else(|| Error::corrupt(format!("a window of {} rows was read as {}: a shard differs from the log", order.len(), flat.len())))?;
+        let places = places.filter(|places| places.len() == flat.len()).ok_or_else(|| {
+            Error::corrupt(format!("a window of {} rows was read as {}: a shard differs from the log", order.len(), flat.len()))
+        })?;
         let (rows, keys) = chunks.into_iter().map(|c| (c.rows, c.keys)).unzip();
         Ok(Self { chunks: Arc::new(rows), keys, places, _pins: pins })
     }
