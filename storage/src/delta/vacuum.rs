@@ -46,7 +46,7 @@ pub async fn drop_dataset(root: &Root, name: &DatasetName) -> Result<Swept> {
     Ok(swept)
 }
 
-/// Deletes a dataset's log in an order that never shows an older version: checkpoints, then the first commit, then the others.
+/// Deletes a dataset's log so that no older version ever shows: checkpoints and the first commit, and only when they are gone the others.
 pub(super) async fn delete_log(root: &Root, name: &DatasetName) -> Result<Swept> {
     let files = objects(root, &paths::log_folder(name)).await?;
     let order = |o: &ObjectMeta| {
@@ -59,7 +59,6 @@ pub(super) async fn delete_log(root: &Root, name: &DatasetName) -> Result<Swept>
     let first_commit = ordered.iter().position(|o| order(o).0).map_or(ordered.len(), |i| i + 1);
     let rest = ordered.split_off(first_commit.min(ordered.len()));
     for group in [ordered, rest] {
-        // In order, one at a time up to the first commit; the number of checkpoints is small.
         delete(root, group.iter().map(|o| o.location.clone()).collect()).await?;
     }
     let mut swept = Swept::default();

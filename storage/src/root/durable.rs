@@ -65,6 +65,7 @@ pub(super) fn create_folders(path: &FsPath, syncer: &dyn Syncer) -> io::Result<(
 #[derive(Debug)]
 pub(super) struct DurableLocal {
     inner: LocalFileSystem,
+    root: PathBuf,
     syncer: Arc<dyn Syncer>,
 }
 
@@ -148,7 +149,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + '
 
 impl DurableLocal {
     pub(super) fn new(root: &FsPath, syncer: Arc<dyn Syncer>) -> Result<Self> {
-        Ok(Self { inner: LocalFileSystem::new_with_prefix(root)?, syncer })
+        Ok(Self { inner: LocalFileSystem::new_with_prefix(root)?, root: root.to_owned(), syncer })
     }
 
     fn refuse_attributes(&self, empty: bool) -> Result<()> {
@@ -161,7 +162,7 @@ impl DurableLocal {
 
     /// Syncs the names at `to` (and the one that is gone from `from`), with every folder up to the root that may be new.
     async fn sync_names(&self, paths: &[&Path]) -> Result<()> {
-        let root = self.inner.path_to_filesystem(&Path::default())?;
+        let root = self.root.clone();
         let files = paths.iter().map(|p| self.inner.path_to_filesystem(p)).collect::<Result<Vec<_>>>()?;
         let syncer = Arc::clone(&self.syncer);
         blocking(move || {

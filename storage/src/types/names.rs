@@ -99,9 +99,9 @@ fn suggestion(name: &str) -> String {
         }
     }
     let kept = kept.trim_matches('_');
-    match kept {
+    match kept.to_lowercase().as_str() {
         "" => "renamed".to_owned(),
-        "id" | "part" | "source" | "score" | "epoch" | "split" => format!("my_{kept}"),
+        taken @ ("id" | "part" | "source" | "score" | "epoch" | "split") => format!("my_{taken}"),
         _ => kept.to_owned(),
     }
 }
