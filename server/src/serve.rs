@@ -9,6 +9,7 @@
 pub(crate) mod cache;
 #[cfg(test)]
 pub(crate) mod fixture;
+mod making;
 mod pace;
 pub(crate) mod pass;
 pub mod plan_info;
@@ -29,6 +30,7 @@ use forebay_flight::backend::JobStream;
 use forebay_sql::python::PythonPool;
 use forebay_storage::delta::DatasetVersion;
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 
 use crate::dispatcher::Dispatcher;
 use crate::engine::View;
@@ -60,6 +62,8 @@ type Compiled = (Arc<DatasetVersion>, Option<Vec<String>>, Arc<Served>);
 pub struct Reader {
     pub(crate) view: View,
     pub(crate) loader: Loader,
+    /// Batches whose steps behind the cut run at once.
+    pub(crate) making: Arc<Semaphore>,
     python: Arc<PythonPool>,
     compiled: Mutex<VecDeque<Compiled>>,
 }
@@ -67,7 +71,9 @@ pub struct Reader {
 impl Reader {
     pub fn new(view: View, python: Arc<PythonPool>, limits: ServeLimits) -> Arc<Self> {
         let limits = Limits { idle: limits.cache, pinned: limits.in_use, patience: PATIENCE };
-        Arc::new(Self { loader: Loader::new(view.root().clone(), limits), view, python, compiled: Mutex::default() })
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let loader = Loader::new(view.root().clone(), limits);
+        Arc::new(Self { loader, making: Arc::new(Semaphore::new(cores)), view, python, compiled: Mutex::default() })
     }
 
     /// How a version's rows become a consumer's; the steps behind the cut are compiled once.

@@ -88,7 +88,7 @@ impl<K: Eq + Hash + Clone, V> Cache<K, V> {
         Usage { items: inner.entries.len(), idle_bytes: inner.idle_bytes, pinned_bytes: inner.pinned_bytes }
     }
 
-    /// Pins all of `wanted`, given as keys with estimated bytes, and `extra` bytes that the reader makes itself. `None` when there is no room and
+    /// Pins all of `wanted`, given as keys with estimated bytes, and `extra` bytes that the reader needs beside them. `None` when there is no room and
     /// the reader does not wait; `ResourceExhausted` when it waited in vain.
     pub(crate) async fn pin(self: &Arc<Self>, wanted: &[(K, u64)], extra: u64, admission: Admission) -> Result<Option<Pins<K, V>>> {
         let waiting = async {
@@ -224,19 +224,6 @@ impl<K: Eq + Hash + Clone, V> Pins<K, V> {
             })
             .await?;
         Ok(Arc::clone(item))
-    }
-
-    /// Sets what the reader made itself to its true bytes.
-    pub(crate) fn set_extra(&mut self, bytes: u64) {
-        let mut inner = self.cache.inner.lock();
-        inner.pinned_bytes = inner.pinned_bytes - self.extra + bytes;
-        self.extra = bytes;
-    }
-
-    /// Lets the items go and keeps what the reader made itself.
-    pub(crate) fn release_items(&mut self) {
-        let keys = std::mem::take(&mut self.keys);
-        self.cache.release(&keys, 0);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use arrow::array::{Array, AsArray, Int32Array, Int64Array, RecordBatch};
+use arrow::array::{Array, AsArray, Int32Array, Int64Array, RecordBatch, RecordBatchOptions};
 use arrow::datatypes::{FieldRef, Int32Type, Int64Type, Schema, SchemaRef};
 use forebay_core::ids::PassId;
 use forebay_core::pipeline::PipelineSpec;
@@ -27,6 +27,8 @@ pub(crate) struct Keys {
 pub(crate) struct Served {
     /// What the consumer gets.
     pub(crate) schema: SchemaRef,
+    /// What a window holds: the consumer's columns, or the stored ones where steps stand behind the cut.
+    pub(crate) chunk_schema: SchemaRef,
     /// What is read of the stored columns; null: all.
     pub(crate) read: Option<Arc<[String]>>,
     /// The steps behind the cut; null where there are none, or none of their columns is wanted.
@@ -52,7 +54,8 @@ impl Served {
             // Steps see whole rows: draws and results must not depend on what a consumer takes.
             _ => None,
         };
-        Ok(Self { schema, read, behind, has_part })
+        let chunk_schema = Arc::clone(if behind.is_some() { &version.schema } else { &schema });
+        Ok(Self { schema, chunk_schema, read, behind, has_part })
     }
 
     /// Only the row keys, as they are stored: for asking which rows a batch has. No step runs.
@@ -60,15 +63,21 @@ impl Served {
         let has_part = version.has_part();
         let keys = read_columns(&[], has_part);
         let schema = project(&version.schema, Some(&keys), version)?;
-        Ok(Self { schema, read: Some(keys), behind: None, has_part })
+        Ok(Self { chunk_schema: Arc::clone(&schema), schema, read: Some(keys), behind: None, has_part })
     }
 
-    /// Runs the steps behind the cut on stored rows. `seed` is the job's, `epoch` the pass.
+    /// Stored rows as a window holds them, and their keys.
+    pub(crate) fn chunk(&self, stored: RecordBatch) -> Result<(RecordBatch, Keys)> {
+        let keys = self.keys(&stored)?;
+        Ok((select(&stored, &self.chunk_schema)?, keys))
+    }
+
+    /// What the consumer gets for whole stored rows: the steps behind the cut, then its columns. `seed` is the job's, `pass` stands for the epoch.
     ///
     /// # Errors
     /// `BadInput` naming the row on which a step failed.
-    pub(crate) async fn run_steps(&self, seed: u64, pass: PassId, stored: RecordBatch) -> Result<RecordBatch> {
-        let Some(steps) = &self.behind else { return Ok(stored) };
+    pub(crate) async fn make(&self, seed: u64, pass: PassId, stored: RecordBatch) -> Result<RecordBatch> {
+        let Some(steps) = &self.behind else { return select(&stored, &self.schema) };
         let input = without_split(&stored)?;
         let before = self.keys(&input)?;
         let output = steps.run_until(0..steps.len(), seed, pass.0, input, 0).await?;
@@ -84,23 +93,7 @@ impl Served {
                 before.ids.len()
             )));
         }
-        put_split_back(output.batch, &stored)
-    }
-
-    /// The columns that the consumer gets, in its order, and the rows' keys.
-    pub(crate) fn finish(&self, batch: &RecordBatch) -> Result<(RecordBatch, Keys)> {
-        let keys = self.keys(batch)?;
-        let mut columns = Vec::with_capacity(self.schema.fields().len());
-        for field in self.schema.fields() {
-            let column = batch
-                .column_by_name(field.name())
-                .ok_or_else(|| Error::corrupt(format!("the stored rows have no column `{}`, which their version names", field.name())))?;
-            columns.push(Arc::clone(column));
-        }
-        let options = arrow::array::RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-        let out = RecordBatch::try_new_with_options(Arc::clone(&self.schema), columns, &options)
-            .map_err(|e| Error::corrupt(format!("stored rows are not what their version says: {e}")))?;
-        Ok((out, keys))
+        select(&put_split_back(output.batch, &stored)?, &self.schema)
     }
 
     fn keys(&self, batch: &RecordBatch) -> Result<Keys> {
@@ -113,6 +106,20 @@ impl Served {
         let parts = parts.ok_or_else(|| Error::corrupt("stored rows without a whole `_part` column"))?.clone();
         Ok(Keys { ids, parts: Some(parts) })
     }
+}
+
+/// The columns of `schema`, by name, in its order.
+fn select(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
+    let mut columns = Vec::with_capacity(schema.fields().len());
+    for field in schema.fields() {
+        let column = batch
+            .column_by_name(field.name())
+            .ok_or_else(|| Error::corrupt(format!("the stored rows have no column `{}`, which their version names", field.name())))?;
+        columns.push(Arc::clone(column));
+    }
+    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    RecordBatch::try_new_with_options(Arc::clone(schema), columns, &options)
+        .map_err(|e| Error::corrupt(format!("stored rows are not what their version says: {e}")))
 }
 
 /// The key columns are read even where they are not wanted: the digest is made of them.

@@ -22,6 +22,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::Serving;
 use super::cache::Admission;
+use super::making::{Making, MakingOf};
 use super::pace::Pace;
 use super::pass::{PassPlan, load_selection};
 use super::report::{Reporter, StreamOf};
@@ -76,6 +77,7 @@ pub(crate) struct ServedStream {
     next_grant: Option<AbortOnDropHandle<Result<Granted>>>,
     open: Option<Open>,
     ahead: Option<Ahead>,
+    making: Making,
     pace: Pace,
     end: Option<End>,
 }
@@ -98,6 +100,7 @@ impl ServedStream {
             next_grant: None,
             open: None,
             ahead: None,
+            making: Making::default(),
             pace: Pace::default(),
             end: None,
         }
@@ -149,7 +152,7 @@ impl ServedStream {
         if let Some(pass) = self.pass.as_ref().filter(|p| same(p)) {
             return Ok(Arc::clone(pass));
         }
-        (self.open, self.ahead) = (None, None);
+        (self.open, self.ahead, self.making) = (None, None, Making::default());
         let reader = &self.serving.reader;
         let version = reader.view.version(&self.settings.dataset, Some(grant.version)).await?;
         let selection = match &grant.selection {
@@ -175,7 +178,7 @@ impl ServedStream {
             return Ok(Arc::clone(&open.data));
         }
         // What is not wanted any more goes first: this stream must not wait for room that it holds itself.
-        self.open = None;
+        (self.open, self.making) = (None, Making::default());
         if self.ahead.as_ref().is_some_and(|ahead| ahead.window != window) {
             self.ahead = None;
         }
@@ -209,11 +212,20 @@ impl ServedStream {
         self.ahead = Some(Ahead { window, handle, _task: AbortOnDropHandle::new(task) });
     }
 
-    /// Reads a granted batch out of its window.
-    async fn batch(&mut self, grant: &Grant, batch: BatchId) -> Result<BatchPart> {
+    /// Reads the first of the granted batches that are left out of its window.
+    async fn batch(&mut self, grant: &Grant, left: Range<u64>) -> Result<BatchPart> {
+        let batch = BatchId(left.start);
         let pass = self.pass_of(grant).await?;
         let data = self.window(&pass, grant.window).await?;
-        let found = data.batch(batch, pass.plan.batch_rows(batch))?;
+        let mut found = data.batch(batch, pass.plan.batch_rows(batch))?;
+        let mut chunks = Arc::clone(&data.chunks);
+        if self.served.behind.is_some() {
+            let slots = Arc::clone(&self.serving.reader.making);
+            let from = MakingOf { pass: Arc::clone(&pass), served: Arc::clone(&self.served), data, slots };
+            let made = self.making.first(&from, left).await?;
+            found.rows = (0..made.num_rows() as u32).map(|row| (0, row)).collect();
+            chunks = Arc::new(vec![made]);
+        }
         self.control.pass.store(grant.pass.0, Ordering::Relaxed);
         // Counted as sent before the transport gets it.
         self.reporter.sent(grant.pass, batch, found.digest).await?;
@@ -229,12 +241,13 @@ impl ServedStream {
             rows: found.rows.len() as u64,
             digest: digest::hex(found.digest),
         };
-        Ok(BatchPart { chunks: Arc::clone(&data.chunks), rows: found.rows, meta })
+        Ok(BatchPart { chunks, rows: found.rows, meta })
     }
 
     /// Lets go of everything but the account with the dispatcher.
     fn release(&mut self) {
         (self.next_grant, self.block, self.open, self.ahead, self.pass) = (None, None, None, None, None);
+        self.making = Making::default();
     }
 }
 
@@ -256,8 +269,8 @@ impl JobStream for ServedStream {
             return Ok(JobEvent::End(end));
         }
         let Some(block) = &self.block else { return Err(Error::internal("no block of batches")) };
-        let (grant, batch) = (block.grant.clone(), BatchId(block.left.start));
-        let part = self.batch(&grant, batch).await?;
+        let (grant, left) = (block.grant.clone(), block.left.clone());
+        let part = self.batch(&grant, left).await?;
         if let Some(block) = &mut self.block {
             block.left.start += 1;
             block.since.get_or_insert_with(Instant::now);

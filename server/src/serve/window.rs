@@ -1,14 +1,12 @@
 //! A window in memory: its row groups, read concurrently and shared, and the order of its rows.
 //!
-//! Owns: reading what a plan's window needs, running the steps behind the cut on it, and finding a batch's rows and digest. Must not know: who gets
-//! the batch. The same plan identity and batch index give the same rows from any worker, cold or cached (I7).
+//! Owns: reading what a plan's window needs, and finding a batch's rows and digest in it. Must not know: who gets the batch, what steps make of it. The same plan identity and batch index give the same rows from any worker, cold or cached (I7).
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use arrow::array::{RecordBatch, UInt32Array};
-use arrow::compute::take_record_batch;
+use arrow::array::RecordBatch;
 use forebay_core::digest::batch_digest;
 use forebay_core::ids::{BatchId, PassId, WindowId};
 use forebay_core::plan::Piece;
@@ -57,7 +55,6 @@ struct WindowKey {
     window_rows: u64,
     shuffle: u8,
     columns: Vec<String>,
-    behind: bool,
     window: WindowId,
 }
 
@@ -99,8 +96,7 @@ impl Loader {
             pass: settings.pass,
             window_rows: pass.plan.window_rows(),
             shuffle: settings.shuffle as u8,
-            columns: served.schema.fields().iter().map(|f| f.name().clone()).collect(),
-            behind: served.behind.is_some(),
+            columns: served.chunk_schema.fields().iter().map(|f| f.name().clone()).collect(),
             window,
         };
         let mut open = self.open.lock();
@@ -140,19 +136,12 @@ impl Loader {
         let wanted = pass.plan.window(window);
         let keys: Vec<(GroupKey, u64)> = wanted.pieces.iter().map(|piece| self.group_key(pass, served, piece)).collect::<Result<_>>()?;
         let places = wanted.rows * PLACE_BYTES;
-        // Steps behind the cut make new rows beside the stored ones; how large is known when they are made.
-        let made: u64 = if served.behind.is_some() { keys.iter().map(|(_, bytes)| bytes).sum() } else { 0 };
-        let Some(mut pins) = self.groups.pin(&keys, places + made, admission).await? else { return Ok(None) };
+        let Some(pins) = self.groups.pin(&keys, places, admission).await? else { return Ok(None) };
 
         let reads: Vec<BoxFuture<'_, Result<Vec<Chunk>>>> =
             wanted.pieces.iter().enumerate().map(|(at, piece)| self.read_piece(pass, served, &pins, at, piece).boxed()).collect();
         let pieces: Vec<Vec<Chunk>> = stream::iter(reads).buffered(self.parallel).try_collect().await?;
         let chunks: Vec<Chunk> = pieces.into_iter().flatten().collect();
-        if served.behind.is_some() {
-            let bytes: u64 = chunks.iter().map(|c| c.rows.get_array_memory_size() as u64).sum();
-            pins.set_extra(places + bytes);
-            pins.release_items();
-        }
         let order_of = Arc::clone(pass);
         let data = tokio::task::spawn_blocking(move || WindowData::new(chunks, &order_of.plan.window_order(window), pins))
             .await
@@ -202,33 +191,11 @@ impl Loader {
         let batches = pins.get(at, load).await?;
         let chosen = pass.plan.physical_rows(piece);
         let mut chunks = Vec::with_capacity(batches.len());
-        for (batch, rows) in cut(&batches, piece, chosen.as_deref()) {
-            chunks.push(self.chunk(pass, served, batch, rows).await?);
+        for (batch, chosen) in cut(&batches, piece, chosen.as_deref()) {
+            let (rows, keys) = served.chunk(batch)?;
+            chunks.push(Chunk { rows, keys, chosen });
         }
         Ok(chunks)
-    }
-
-    async fn chunk(&self, pass: &Arc<PassPlan>, served: &Arc<Served>, stored: RecordBatch, rows: Option<Vec<u32>>) -> Result<Chunk> {
-        if served.behind.is_none() {
-            let (batch, keys) = served.finish(&stored)?;
-            return Ok(Chunk { rows: batch, keys, chosen: rows });
-        }
-        // Rows that the filter keeps out never reach a step.
-        let stored = match rows {
-            Some(rows) => take_record_batch(&stored, &UInt32Array::from(rows))
-                .map_err(|e| Error::internal(format!("taking the rows that pass the filter: {e}")))?,
-            None => stored,
-        };
-        let _slot = self.reads.acquire().await.map_err(|_| Error::internal("reading is over"))?;
-        let (seed, pass) = (pass.plan.settings().seed, pass.plan.settings().pass);
-        let (served, runtime) = (Arc::clone(served), tokio::runtime::Handle::current());
-        // Steps compute, so they keep off the threads that move messages.
-        let made = tokio::task::spawn_blocking(move || {
-            let made = runtime.block_on(served.run_steps(seed, pass, stored))?;
-            served.finish(&made)
-        });
-        let (batch, keys) = made.await.map_err(|e| Error::internal(format!("the steps behind the cut failed: {e}")))??;
-        Ok(Chunk { rows: batch, keys, chosen: None })
     }
 }
 
@@ -277,7 +244,7 @@ struct Chunk {
 /// A window's rows. Dropping it frees what it holds, save what the cache keeps.
 #[derive(Debug)]
 pub(crate) struct WindowData {
-    /// Of the consumer's schema.
+    /// Of the consumer's schema, or of the stored one where steps stand behind the cut.
     pub(crate) chunks: Arc<Vec<RecordBatch>>,
     keys: Vec<Keys>,
     /// (chunk, row of the chunk) of the window's rows in the plan's order.

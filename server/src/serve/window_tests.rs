@@ -42,7 +42,10 @@ async fn all(reader: &Reader, pass: &Arc<PassPlan>, columns: Option<&[String]>) 
         for batch in pass.plan.batches_of(WindowId(window)).map(BatchId) {
             let found = data.batch(batch, pass.plan.batch_rows(batch))?;
             assert_eq!(found.digest, batch_digest(&found.ids, found.parts.as_deref()));
-            out.push((gather(&data, &found), found));
+            let rows = gather(&data, &found);
+            let settings = pass.plan.settings();
+            let rows = if served.behind.is_some() { served.make(settings.seed, settings.pass, rows).await? } else { rows };
+            out.push((rows, found));
         }
     }
     Ok(out)
