@@ -155,7 +155,8 @@ fn narrow<const WIDTH: usize>(chunks: &[&ArrayData], runs: &[Run], rows: usize, 
     let mut to = bytes[start..].as_chunks_mut::<WIDTH>().0.iter_mut();
     for run in runs {
         let from = &values[run.chunk][run.start..run.start + run.len];
-        for (to, from) in to.by_ref().zip(from) {
+        // The finite side first: `zip` asks it first, and takes nothing from the other when it is done.
+        for (from, to) in from.iter().zip(to.by_ref()) {
             *to = *from;
         }
     }

@@ -1,7 +1,7 @@
 //! How many bytes rows will occupy, and where to cut them: measured, never guessed from an average.
 
 use arrow::array::{ArrayData, OffsetSizeTrait};
-use arrow::datatypes::{DataType, Schema};
+use arrow::datatypes::{DataType, Field, Schema};
 use std::ops::Range;
 
 use super::gather::width;
@@ -9,17 +9,18 @@ use super::{Prepared, Run};
 
 /// Bits per row (with validity) when every column has a fixed width.
 pub(crate) fn fixed_row_bits(schema: &Schema) -> Option<usize> {
-    schema.fields().iter().map(|f| fixed_bits(f.data_type())).sum()
+    schema.fields().iter().map(|f| fixed_bits(f)).sum()
 }
 
-fn fixed_bits(data_type: &DataType) -> Option<usize> {
-    match data_type {
-        DataType::Null => Some(0),
-        DataType::Boolean => Some(2),
-        DataType::FixedSizeList(f, n) => Some(1 + usize::try_from(*n).ok()?.checked_mul(fixed_bits(f.data_type())?)?),
-        DataType::Struct(fields) => fields.iter().map(|f| fixed_bits(f.data_type())).sum::<Option<usize>>().map(|bits| bits + 1),
-        other => width(other).map(|bytes| 8 * bytes + 1),
-    }
+fn fixed_bits(field: &Field) -> Option<usize> {
+    let values = match field.data_type() {
+        DataType::Null => 0,
+        DataType::Boolean => 1,
+        DataType::FixedSizeList(f, n) => usize::try_from(*n).ok()?.checked_mul(fixed_bits(f)?)?,
+        DataType::Struct(fields) => fields.iter().map(|f| fixed_bits(f)).sum::<Option<usize>>()?,
+        other => 8 * width(other)?,
+    };
+    Some(values + usize::from(field.is_nullable()))
 }
 
 /// Cuts rows of equal size into the fewest parts that stay below the target, of nearly equal size.

@@ -78,7 +78,7 @@ fn types() -> Vec<DataType> {
         List(field(List(field(Boolean, true)), true)),
         LargeList(field(pair(Int8, Utf8), true)),
         pair(Utf8, FixedSizeList(field(UInt8, false), 4)),
-        pair(pair(Boolean, Null), List(field(Int64, false))),
+        pair(pair(Boolean, UInt8), List(field(Int64, false))),
         Map(Arc::new(entries), false),
         Dictionary(Box::new(Int32), Box::new(Utf8)),
         Dictionary(Box::new(UInt8), Box::new(Int64)),

@@ -28,11 +28,12 @@ pub(crate) fn parse(descriptor: &FlightDescriptor) -> Result<Command<'_>> {
         check_path(&descriptor.path)?;
         return Ok(Command::Path(&descriptor.path));
     }
-    let command = descriptor.cmd.trim_ascii();
-    if command.starts_with(b"{") {
-        return std::str::from_utf8(command).map(Command::Job).map_err(|_| Error::bad_input("the command is not UTF-8"));
+    // Only JSON may have space around it: a protobuf message begins with what looks like a line feed.
+    let text = descriptor.cmd.trim_ascii();
+    if text.starts_with(b"{") {
+        return std::str::from_utf8(text).map(Command::Job).map_err(|_| Error::bad_input("the command is not UTF-8"));
     }
-    match Any::decode(command) {
+    match Any::decode(descriptor.cmd.as_ref()) {
         Ok(any) if any.type_url.starts_with("type.googleapis.com/arrow.flight.protocol.sql.") => Ok(Command::Sql(any)),
         _ => Err(Error::bad_input("the descriptor's command is neither a job nor a Flight SQL command")
             .with_remedy("send the job as JSON, as {\"dataset\":\"digits\",\"batch_size\":64}")),

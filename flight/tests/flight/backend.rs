@@ -41,7 +41,7 @@ pub struct Double {
 pub fn chunk(first: i64, rows: usize, width: i32) -> RecordBatch {
     let ids = Int64Array::from_iter_values(first..first + rows as i64);
     let words: StringViewArray = (0..rows).map(|i| (i % 3 != 0).then(|| format!("word {i} that is too long to be inlined"))).collect();
-    let bytes: Vec<u8> = (0..rows * width as usize).map(|i| (i as i64 + first) as u8).collect();
+    let bytes: Vec<u8> = (0..rows).flat_map(|i| vec![(i as i64 + first) as u8; width as usize]).collect();
     let item = Arc::new(Field::new("item", DataType::UInt8, false));
     let tensor = FixedSizeListArray::new(item.clone(), width, Arc::new(UInt8Array::from(bytes)), None);
     let metadata = [("ARROW:extension:name".to_owned(), "arrow.fixed_shape_tensor".to_owned())].into();
@@ -64,19 +64,13 @@ impl Double {
         self.chunks[0].schema()
     }
 
-    /// Rows of a batch: from both chunks, in a scattered order.
-    pub fn rows(&self, batch: u64) -> Vec<(u32, u32)> {
-        let total = (2 * self.chunks[0].num_rows()) as u64;
-        (0..self.batch_size as u64)
-            .map(|i| {
-                let row = ((batch * self.batch_size as u64 + i) * 7919) % total;
-                ((row % 2) as u32, (row / 2) as u32)
-            })
-            .collect()
+    fn order(&self) -> Order {
+        Order { batch_size: self.batch_size as u64, total: (2 * self.chunks[0].num_rows()) as u64 }
     }
 
     pub fn ids(&self, batch: u64) -> Vec<i64> {
-        self.rows(batch)
+        self.order()
+            .rows(batch)
             .iter()
             .map(|&(c, r)| self.chunks[c as usize]["_id"].as_primitive::<arrow::datatypes::Int64Type>().value(r as usize))
             .collect()
@@ -88,10 +82,28 @@ impl Double {
     }
 }
 
+/// Rows of a batch: from both chunks, in a scattered order.
+struct Order {
+    batch_size: u64,
+    total: u64,
+}
+
+impl Order {
+    fn rows(&self, batch: u64) -> Vec<(u32, u32)> {
+        (0..self.batch_size)
+            .map(|i| {
+                let row = ((batch * self.batch_size + i) * 7919) % self.total;
+                ((row % 2) as u32, (row / 2) as u32)
+            })
+            .collect()
+    }
+}
+
 struct Stream {
     schema: SchemaRef,
     chunks: Arc<Vec<RecordBatch>>,
-    rows: Vec<Vec<(u32, u32)>>,
+    order: Order,
+    batches: u64,
     at: u64,
     fails_after: Option<u64>,
     panics: bool,
@@ -129,13 +141,16 @@ impl JobStream for Stream {
         if self.fails_after == Some(self.at) {
             return Err(Error::corrupt("a shard is not what the log says").with_remedy("restore it"));
         }
-        let Some(rows) = self.rows.get(self.at as usize) else { return Ok(JobEvent::End(End::Job)) };
+        if self.at == self.batches {
+            return Ok(JobEvent::End(End::Job));
+        }
+        let rows = self.order.rows(self.at);
         self.told.asked.fetch_add(1, SeqCst);
         let (batch, job) = (self.at, "run1".to_owned());
         let meta =
             BatchMeta { job, pass: 0, epoch: 0, step: None, batch, part: 0, parts: 0, window: 0, rows: 0, digest: format!("{batch:016x}") };
         self.at += 1;
-        Ok(JobEvent::Batch(BatchPart { chunks: self.chunks.clone(), rows: rows.clone(), meta }))
+        Ok(JobEvent::Batch(BatchPart { chunks: self.chunks.clone(), rows, meta }))
     }
 
     async fn finish(&mut self) -> Result<()> {
@@ -176,7 +191,8 @@ impl Backend for Double {
         Ok(Box::new(Stream {
             schema: self.schema(),
             chunks: self.chunks.clone(),
-            rows: (0..self.batches).map(|b| self.rows(b)).collect(),
+            order: self.order(),
+            batches: self.batches,
             at: 0,
             fails_after: self.fails_after,
             panics: self.panics,
