@@ -1,0 +1,131 @@
+//! From `--server`, `--root` and their like to a client: of a server, of the root's owner, or of an engine started in this process.
+
+use forebay_core::{Error, Kind, Result};
+use forebay_flight::client::Client;
+use forebay_storage::owner::{Owner, find_owner};
+use forebay_storage::root::Root;
+
+use super::args::Connection;
+use super::output::{Failure, Outcome};
+use crate::config::{Config, Origin};
+use crate::engine::{Engine, EngineConfig, RunningEngine};
+
+/// What a command does to a root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    /// The journal is never opened for writing, and a root that isn't there is an error.
+    Read,
+    Write,
+}
+
+/// How often two embedded commands that start at once may race for a root.
+const RACES: usize = 3;
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    Server(Vec<String>),
+    Root(String),
+}
+
+/// A client, and the engine in this process that answers it if there is no other.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) client: Client,
+    engine: Option<RunningEngine>,
+}
+
+/// Where a command goes. A flag beats the environment, which beats the file, whichever of the two settings it gives.
+pub(super) fn target(config: &Config) -> Result<Target> {
+    let rank = |name: &str| config.origin(name).map(|origin| matches!(origin, Origin::File(_)) as u8 + (*origin != Origin::Flag) as u8);
+    match (rank("server"), rank("root")) {
+        (Some(server), Some(root)) if server == root => {
+            Err(Error::bad_input("both a server and a root are set").with_remedy("give --server or --root"))
+        }
+        (Some(server), root) if root.is_none_or(|root| server < root) => Ok(Target::Server(config.texts("server").unwrap_or_default())),
+        (_, Some(_)) => Ok(Target::Root(config.text("root").unwrap_or_default().to_owned())),
+        _ => Err(Error::bad_input("no root and no server given")
+            .with_remedy("give --root FOLDER to work embedded (FOREBAY_ROOT), or --server grpc://HOST:PORT (FOREBAY_SERVER)")),
+    }
+}
+
+impl Session {
+    pub(super) async fn open(config: &Config, access: Access) -> Result<Self> {
+        let token = config.text("token").map(str::to_owned);
+        match target(config)? {
+            Target::Server(addresses) => Ok(Self { client: Client::connect(&addresses, token).await?, engine: None }),
+            Target::Root(url) => Self::at_root(config, &url, access, token).await,
+        }
+    }
+
+    async fn at_root(config: &Config, url: &str, access: Access, token: Option<String>) -> Result<Self> {
+        let root = Root::open(url, access == Access::Write).await?;
+        for race in 1..=RACES {
+            if let Owner::Live(owner) = find_owner(&root).await? {
+                let client = Client::connect(&[owner.address], token).await?;
+                return Ok(Self { client, engine: None });
+            }
+            match Engine::start(embedded(config, url, access)).await {
+                Ok(engine) => {
+                    let client = Client::connect(&[format!("grpc://{}", engine.address)], None).await?;
+                    return Ok(Self { client, engine: Some(engine) });
+                }
+                // Another command became the owner between the look and the start.
+                Err(e) if race < RACES && matches!(e.kind, Kind::Unavailable | Kind::FailedPrecondition) => {
+                    tracing::debug!(error = %e, "lost the race for the root");
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Err(Error::new(Kind::Unavailable, format!("the owner of `{url}` keeps changing")).with_remedy("try again"))
+    }
+
+    /// Stops the engine in this process, if there is one.
+    pub(super) async fn finish(self) -> Result<()> {
+        match self.engine {
+            Some(engine) => engine.shutdown().await,
+            None => Ok(()),
+        }
+    }
+}
+
+fn embedded(config: &Config, url: &str, access: Access) -> EngineConfig {
+    let mut engine = EngineConfig::embedded(url, access == Access::Read);
+    engine.slots = config.number("slots").and_then(|n| usize::try_from(n).ok()).unwrap_or(engine.slots);
+    engine.cache_bytes = config.number("cache_limit").unwrap_or(engine.cache_bytes);
+    engine.query_bytes = config.number("memory_limit").unwrap_or(engine.query_bytes);
+    engine.python = config.text("python.interpreter").map(str::to_owned);
+    engine
+}
+
+/// Runs a command's body with a client. Ctrl-C drops the body; either way the engine in this process is stopped properly.
+pub(super) async fn with<T>(connection: &Connection, access: Access, body: impl AsyncFnOnce(&Client) -> Outcome<T>) -> Outcome<T> {
+    let config = connection.settings(Vec::new())?;
+    let session = tokio::select! {
+        session = Session::open(&config, access) => session?,
+        () = interrupted() => return Err(cancelled()),
+    };
+    let result = tokio::select! {
+        result = body(&session.client) => result,
+        () = interrupted() => Err(cancelled()),
+    };
+    let finished = session.finish().await;
+    let value = result?;
+    finished?;
+    Ok(value)
+}
+
+fn cancelled() -> Failure {
+    Error::new(Kind::Cancelled, "interrupted").into()
+}
+
+/// Ctrl-C or a polite request to end.
+pub(super) async fn interrupted() {
+    let Ok(mut terminate) = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) else {
+        let _ = tokio::signal::ctrl_c().await;
+        return;
+    };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminate.recv() => {}
+    }
+}

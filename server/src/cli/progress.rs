@@ -1,0 +1,94 @@
+//! The progress bar of a run: on stderr, and only on a terminal.
+
+use forebay_core::pipeline::show_size;
+use forebay_flight::api::MaterializeProgress;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal as _;
+use std::time::{Duration, Instant};
+
+use super::output::count;
+
+#[derive(Debug)]
+pub(super) struct Progress {
+    bar: Option<ProgressBar>,
+    started: Instant,
+    /// Where the run stood when this command began to look, so that a resumed run's rate counts only new work.
+    base: Option<(u64, u64)>,
+}
+
+impl Progress {
+    pub(super) fn new(wanted: bool) -> Self {
+        let bar = (wanted && std::io::stderr().is_terminal()).then(|| {
+            let bar = ProgressBar::new(1);
+            if let Ok(style) = ProgressStyle::with_template("{prefix} [{bar:30}] {percent:>3} % {msg}") {
+                bar.set_style(style.progress_chars("=> "));
+            }
+            bar.enable_steady_tick(Duration::from_millis(200));
+            bar
+        });
+        Self { bar, started: Instant::now(), base: None }
+    }
+
+    pub(super) fn show(&mut self, state: &MaterializeProgress) {
+        let Some(bar) = &self.bar else { return };
+        let (rows, done) = *self.base.get_or_insert((state.rows, state.source_bytes_done));
+        bar.set_prefix(state.dataset.clone());
+        bar.set_length(state.source_bytes.max(1));
+        bar.set_position(state.source_bytes_done);
+        bar.set_message(message(
+            state,
+            state.rows.saturating_sub(rows),
+            state.source_bytes_done.saturating_sub(done),
+            self.started.elapsed(),
+        ));
+    }
+
+    /// Takes the bar off the screen.
+    pub(super) fn stop(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// `2 of 6 tasks, 1,024 rows/s, 1.2 MiB/s, ETA 12 s`; rates count what was done since the command began to look.
+fn message(state: &MaterializeProgress, rows: u64, bytes: u64, elapsed: Duration) -> String {
+    let seconds = elapsed.as_secs_f64().max(1e-3);
+    let rate = |amount: u64| (amount as f64 / seconds) as u64;
+    let left = state.source_bytes.saturating_sub(state.source_bytes_done);
+    let eta = match rate(bytes) {
+        0 => "-".to_owned(),
+        per_second => span(left / per_second),
+    };
+    let quarantined = if state.quarantined > 0 { format!(", {} quarantined", count(state.quarantined)) } else { String::new() };
+    format!(
+        "{} of {} tasks, {} rows/s, {}/s, ETA {eta}{quarantined}",
+        state.tasks_done,
+        state.tasks,
+        count(rate(rows)),
+        show_size(rate(bytes))
+    )
+}
+
+fn span(seconds: u64) -> String {
+    match seconds {
+        0..=99 => format!("{seconds} s"),
+        100..=5999 => format!("{} min", seconds / 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_count_only_new_work() {
+        let json = serde_json::json!({"dataset": "d", "state": "running", "epochs": [0], "published": [], "tasks": 6, "tasks_done": 2, "rows": 4000,
+            "source_bytes": 10 << 20, "source_bytes_done": 4 << 20, "bytes": 0, "quarantined": 0, "version": null, "error": null});
+        let state: MaterializeProgress = serde_json::from_value(json).unwrap_or_else(|e| unreachable!("{e}"));
+        let text = message(&state, 2000, 1 << 20, Duration::from_secs(2));
+        assert_eq!(text, "2 of 6 tasks, 1,000 rows/s, 512.0 KiB/s, ETA 12 s");
+        assert_eq!(message(&state, 0, 0, Duration::ZERO), "2 of 6 tasks, 0 rows/s, 0 B/s, ETA -");
+    }
+}

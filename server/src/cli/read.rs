@@ -1,0 +1,332 @@
+//! `forebay read`: draws a job's batches over Arrow Flight as trainers do, with any number of consumers at once.
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use clap::Args;
+use forebay_core::digest::{self, JobDigest};
+use forebay_core::job::JobRequest;
+use forebay_core::pipeline::{parse_size, show_size};
+use forebay_core::{Error, Kind, Result};
+use forebay_flight::api::End;
+use forebay_flight::client::{Batch, Client, JobItem, JobReader, OpenedJob};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+use super::args::{Connection, passes, word};
+use super::connect::{Access, with};
+use super::format::{Format, Writer};
+use super::output::{Outcome, Output, column, count};
+
+pub(super) const SHUFFLES: &[&str] = &["none", "row_groups", "window", "full"];
+const ASSIGNMENTS: &[&str] = &["dynamic", "static", "rounds"];
+const VISITATIONS: &[&str] = &["at_most_once", "at_least_once", "exactly_once"];
+
+/// Batches on their way or unacknowledged per consumer.
+const CREDITS: u32 = 4;
+/// Rows shown without --digest.
+const PREVIEW: usize = 10;
+
+const EXAMPLES: &str = "\
+Examples:
+  forebay read digits --root ./data                                   one pass over each stored epoch, with a look at its rows
+  forebay read digits --epochs 0..1 --batch-size 64 --digest          the job's digest: equal for equal settings on every host
+  forebay read digits --consumers 4 --job run1                        four consumers share the job's batches
+  forebay read digits --filter \"split = 'train'\" --columns image,label --shuffle none
+  forebay read digits --epochs forever --server grpc://host:7070      until Ctrl-C
+
+A job whose name is given goes on where it stopped when the command is given again; without a name each read is a job of its own.";
+
+/// Draw a job's batches over Arrow Flight, as a trainer does
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct ReadArgs {
+    dataset: String,
+    /// Passes: 0..3, a number of passes, a list such as 0,2, or forever [default: all stored epochs]
+    #[arg(long, value_name = "PASSES")]
+    epochs: Option<String>,
+    /// Rows of a batch [default: 256]
+    #[arg(long, value_name = "ROWS")]
+    batch_size: Option<u64>,
+    /// A job that other consumers can join [default: one of its own]
+    #[arg(long, value_name = "NAME")]
+    job: Option<String>,
+    /// Consumers that read at once
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    consumers: u32,
+    #[arg(long)]
+    seed: Option<u64>,
+    /// How rows are mixed [default: the dataset's]
+    #[arg(long, value_parser = word(SHUFFLES))]
+    shuffle: Option<String>,
+    /// Size of a window: rows are mixed within it [default: 256MiB]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    window: Option<u64>,
+    /// Who gets which batch [default: dynamic]
+    #[arg(long, value_parser = word(ASSIGNMENTS))]
+    assignment: Option<String>,
+    /// What is promised when something dies [default: at_most_once]
+    #[arg(long, value_parser = word(VISITATIONS))]
+    visitation: Option<String>,
+    /// A version other than the newest
+    #[arg(long, value_name = "N")]
+    version: Option<u64>,
+    /// Only these columns
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    columns: Option<Vec<String>>,
+    /// Only rows for which this holds: any SQL over stored columns
+    #[arg(long, value_name = "SQL")]
+    filter: Option<String>,
+    /// Begin a finished or stopped job anew
+    #[arg(long)]
+    restart: bool,
+    /// Print the job's digest instead of rows
+    #[arg(long)]
+    digest: bool,
+}
+
+pub(super) async fn run(connection: &Connection, args: ReadArgs, out: &Output) -> Outcome {
+    let request = request(&args)?;
+    let token = connection.settings(Vec::new())?.text("token").map(str::to_owned);
+    let preview = !args.digest && !out.json;
+    let read = with(connection, Access::Write, async |client| Ok(draw(client, token, &request, args.consumers, preview).await?)).await?;
+    if out.json { out.json(&read.json(&request)) } else { show(&read, &request, args.digest, out) }
+}
+
+/// The job's settings as the JSON that any client sends. A private job gets a name, so that several consumers and a digest have one.
+fn request(args: &ReadArgs) -> Result<JobRequest> {
+    let settings = json!({
+        "job": args.job.clone().unwrap_or_else(|| format!("read-{}", &uuid::Uuid::new_v4().simple().to_string()[..12])),
+        "dataset": args.dataset,
+        "version": args.version,
+        "epochs": args.epochs.as_deref().map(passes).transpose()?,
+        "batch_size": args.batch_size,
+        "seed": args.seed,
+        "shuffle": args.shuffle,
+        "window": args.window,
+        "assignment": args.assignment,
+        "visitation": args.visitation,
+        "columns": args.columns,
+        "filter": args.filter,
+        "restart": args.restart.then_some(true),
+    });
+    let request = JobRequest::from_json(&settings.to_string()).map_err(as_flags)?;
+    // What no server could do is said before one is asked.
+    let probe = JobRequest { consumer: Some("probe".to_owned()), ..request.clone() };
+    probe.resolve(forebay_core::pipeline::Shuffle::Window).map_err(as_flags)?;
+    Ok(request)
+}
+
+/// `job: batch_size: ...` is `--batch-size: ...` here.
+fn as_flags(mut error: Error) -> Error {
+    let line = |line: &str| match line.strip_prefix("job: ").and_then(|rest| rest.split_once(": ")) {
+        Some((key, what)) if !key.contains(' ') => format!("--{}: {what}", key.replace('_', "-")),
+        _ => line.to_owned(),
+    };
+    error.message = error.message.lines().map(line).collect::<Vec<_>>().join("\n");
+    error
+}
+
+/// What one consumer saw of one pass.
+#[derive(Debug, Clone, Default)]
+struct Pass {
+    epoch: u32,
+    batches: u64,
+    rows: u64,
+    bytes: u64,
+    /// From the first batch to the last, since the command began.
+    from: Duration,
+    to: Duration,
+}
+
+#[derive(Debug, Default)]
+struct Read {
+    passes: BTreeMap<u32, Pass>,
+    /// (pass, batch, digest of the batch) of everything acknowledged.
+    taken: Vec<(u32, u64, u64)>,
+    schema: Option<SchemaRef>,
+    preview: Option<RecordBatch>,
+    consumers: u32,
+    elapsed: Duration,
+}
+
+impl Read {
+    fn merge(&mut self, other: Self) {
+        for (number, pass) in other.passes {
+            match self.passes.entry(number) {
+                std::collections::btree_map::Entry::Vacant(free) => {
+                    free.insert(pass);
+                }
+                std::collections::btree_map::Entry::Occupied(mut both) => {
+                    let both = both.get_mut();
+                    both.batches += pass.batches;
+                    both.rows += pass.rows;
+                    both.bytes += pass.bytes;
+                    both.from = both.from.min(pass.from);
+                    both.to = both.to.max(pass.to);
+                }
+            }
+        }
+        self.taken.extend(other.taken);
+        self.schema = self.schema.take().or(other.schema);
+        self.preview = self.preview.take().or(other.preview);
+        self.consumers += other.consumers;
+    }
+
+    fn digest(&self) -> String {
+        let mut job = JobDigest::new();
+        for (pass, batch, digest) in &self.taken {
+            job.push(u64::from(*pass), *batch, *digest);
+        }
+        digest::hex(job.finish())
+    }
+
+    fn total(&self, of: impl Fn(&Pass) -> u64) -> u64 {
+        self.passes.values().map(of).sum()
+    }
+
+    fn json(&self, request: &JobRequest) -> Value {
+        let pass = |(number, pass): (&u32, &Pass)| {
+            let seconds = pass.to.saturating_sub(pass.from).as_secs_f64();
+            json!({ "pass": number, "epoch": pass.epoch, "batches": pass.batches, "rows": pass.rows, "bytes": pass.bytes,
+                "seconds": seconds, "rows_per_s": rate(pass.rows, pass.to.saturating_sub(pass.from)) })
+        };
+        json!({
+            "job": request.job, "dataset": request.dataset, "consumers": self.consumers,
+            "passes": self.passes.iter().map(pass).collect::<Vec<_>>(),
+            "batches": self.total(|p| p.batches), "rows": self.total(|p| p.rows), "bytes": self.total(|p| p.bytes),
+            "seconds": self.elapsed.as_secs_f64(), "rows_per_s": rate(self.total(|p| p.rows), self.elapsed), "digest": self.digest(),
+        })
+    }
+}
+
+fn rate(rows: u64, span: Duration) -> u64 {
+    (rows as f64 / span.as_secs_f64().max(1e-3)) as u64
+}
+
+/// Runs the consumers side by side until the job ends for all of them.
+async fn draw(client: &Client, token: Option<String>, request: &JobRequest, consumers: u32, preview: bool) -> Result<Read> {
+    let started = Instant::now();
+    // All join before any reads: a short job could be over before the last one came.
+    let mut joined = Vec::new();
+    for number in 0..consumers {
+        let mut request = JobRequest { consumer: Some(format!("read-{}-{number}", std::process::id())), ..request.clone() };
+        // Streams of one connection share a task that does all framing: each consumer has its own.
+        let client = if number == 0 { client.clone() } else { Client::connect(&[client.address().to_owned()], token.clone()).await? };
+        if number > 0 {
+            request.restart = None;
+        }
+        let opened = open(&client, &request).await?;
+        // A restart is asked for once, not at every pass.
+        request.restart = None;
+        joined.push((client, request, opened));
+    }
+    let mut tasks = JoinSet::new();
+    for (number, (client, request, opened)) in joined.into_iter().enumerate() {
+        tasks.spawn(async move { consume(&client, &request, opened, started, preview && number == 0).await });
+    }
+    let mut all = Read::default();
+    while let Some(done) = tasks.join_next().await {
+        all.merge(done.map_err(|e| Error::internal(format!("a consumer's task: {e}")))??);
+    }
+    all.taken.sort_unstable();
+    all.elapsed = started.elapsed();
+    Ok(all)
+}
+
+async fn open(client: &Client, request: &JobRequest) -> Result<OpenedJob> {
+    let command = serde_json::to_string(request).map_err(|e| Error::internal(format!("writing the job: {e}")))?;
+    client.open_job(&command).await
+}
+
+/// One consumer: a stream per pass, until the job ends.
+async fn consume(client: &Client, request: &JobRequest, mut opened: OpenedJob, started: Instant, preview: bool) -> Result<Read> {
+    let mut read = Read { consumers: 1, schema: Some(opened.schema.clone()), ..Read::default() };
+    loop {
+        let mut stream = client.exchange(opened.ticket, CREDITS).await?;
+        let end = take(&mut stream, &mut read, started, preview).await?;
+        stream.close().await?;
+        match end {
+            End::Job => return Ok(read),
+            End::Pass => {}
+            // The worker is leaving; the next join finds another.
+            End::Drain => tokio::time::sleep(Duration::from_millis(200)).await,
+        }
+        opened = match open(client, request).await {
+            Ok(opened) => opened,
+            // The others finished the job between this consumer's passes.
+            Err(e) if e.kind == Kind::FailedPrecondition && e.message.contains("finished") => return Ok(read),
+            Err(e) => return Err(e),
+        };
+    }
+}
+
+async fn take(stream: &mut JobReader, read: &mut Read, started: Instant, preview: bool) -> Result<End> {
+    loop {
+        match stream.next().await? {
+            JobItem::Batch(batch) => {
+                note(&batch, read, started.elapsed(), preview)?;
+                stream.ack(&batch).await?;
+            }
+            JobItem::End(end) => return Ok(end),
+        }
+    }
+}
+
+fn note(batch: &Batch, read: &mut Read, at: Duration, preview: bool) -> Result<()> {
+    let meta = &batch.meta;
+    let digest =
+        digest::from_hex(&meta.digest).ok_or_else(|| Error::corrupt(format!("batch {} has the digest `{}`", meta.batch, meta.digest)))?;
+    read.taken.push((meta.pass, meta.batch, digest));
+    let pass = read.passes.entry(meta.pass).or_insert_with(|| Pass { epoch: meta.epoch, from: at, ..Pass::default() });
+    pass.batches += 1;
+    pass.rows += meta.rows;
+    pass.bytes += batch.parts.iter().map(|p| p.get_array_memory_size() as u64).sum::<u64>();
+    pass.to = at;
+    if preview && read.preview.is_none() {
+        let whole = batch.parts.first().map(|first| first.slice(0, first.num_rows().min(PREVIEW)));
+        read.preview = whole;
+    }
+    Ok(())
+}
+
+fn show(read: &Read, request: &JobRequest, digest: bool, out: &Output) -> Outcome {
+    if let Some(rows) = read.preview.as_ref().filter(|_| !digest) {
+        let mut text = Vec::new();
+        let mut writer = Writer::new(Format::Table, &mut text, false)?;
+        writer.start(&rows.schema())?;
+        writer.write(rows)?;
+        writer.finish()?;
+        out.bytes(&text)?;
+        let columns: Vec<String> = rows.schema().fields().iter().map(|f| column(f)).collect();
+        out.line(format!("first {} rows of {}: {}\n", rows.num_rows(), request.dataset, columns.join(", ")))?;
+    }
+    let line = |(number, pass): (&u32, &Pass)| {
+        let span = pass.to.saturating_sub(pass.from);
+        vec![
+            number.to_string(),
+            pass.epoch.to_string(),
+            count(pass.batches),
+            count(pass.rows),
+            show_size(pass.bytes),
+            format!("{:.2} s", span.as_secs_f64()),
+            count(rate(pass.rows, span)),
+        ]
+    };
+    let rows: Vec<Vec<String>> = read.passes.iter().map(line).collect();
+    out.table(&["pass", "epoch", "batches", "rows", "size", "time", "rows/s"], &rows)?;
+    let rows = read.total(|p| p.rows);
+    out.line(format!(
+        "job {}: {} rows, {} in {:.2} s, {} rows/s",
+        request.job.as_deref().unwrap_or_default(),
+        count(rows),
+        show_size(read.total(|p| p.bytes)),
+        read.elapsed.as_secs_f64(),
+        count(rate(rows, read.elapsed))
+    ))?;
+    if digest { out.line(format!("digest {}", read.digest())) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,73 @@
+//! `forebay config` and `forebay completions`.
+
+use clap::Args;
+use clap_complete::Shell;
+use serde_json::{Map, Value};
+
+use super::args::Connection;
+use super::output::{Outcome, Output};
+use crate::config::FILE;
+
+const EXAMPLES: &str = "\
+Settings come from flags, then FOREBAY_* variables, then forebay.toml in the working directory (--config or FOREBAY_CONFIG name
+another file). A forebay.toml for a server:
+
+  root = \"s3://bucket/forebay\"
+  listen = \"0.0.0.0:7070\"
+  token = \"...\"
+  cache_limit = \"20GiB\"
+
+  [sources]
+  allow = [\"s3://bucket/raw/\", \"/srv/data/\"]     # what clients' pipelines may read
+
+  [python]
+  allow = true                                     # clients' pipelines may bring Python
+
+Example:
+  forebay config --dump";
+
+/// Show the settings and where each came from
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct ConfigArgs {
+    /// Print every setting with its value and origin (the default)
+    #[arg(long)]
+    dump: bool,
+}
+
+/// Print a script that completes commands in a shell
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  forebay completions bash > ~/.local/share/bash-completion/completions/forebay")]
+pub(super) struct CompletionsArgs {
+    shell: Shell,
+}
+
+pub(super) fn config(connection: &Connection, _args: &ConfigArgs, out: &Output) -> Outcome {
+    let dump = connection.settings(Vec::new())?.dump();
+    if out.json {
+        let entries = dump.into_iter().map(|(key, found)| {
+            let (value, origin) = found.map_or((Value::Null, Value::Null), |(value, origin)| (value, origin.into()));
+            (key.name.to_owned(), serde_json::json!({ "value": value, "from": origin }))
+        });
+        return out.json(&Value::Object(entries.collect::<Map<_, _>>()));
+    }
+    let rows: Vec<Vec<String>> = dump
+        .into_iter()
+        .map(|(key, found)| {
+            let (value, origin) =
+                found.map_or(("-".to_owned(), format!("- ({} or {FILE})", key.env)), |(value, origin)| (shown(&value), origin));
+            vec![key.name.to_owned(), value, origin, key.about.to_owned()]
+        })
+        .collect();
+    out.table(&["setting", "value", "from", "meaning"], &rows)
+}
+
+fn shown(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+pub(super) fn completions(args: &CompletionsArgs, out: &Output) -> Outcome {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut super::definition(), "forebay", &mut script);
+    out.bytes(&script)
+}
