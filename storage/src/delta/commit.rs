@@ -222,14 +222,17 @@ pub async fn commit_at(root: &Root, name: &DatasetName, version: VersionId, body
 async fn prepare(root: &Root, name: &DatasetName, version: VersionId) -> Result<()> {
     if let Some(before) = version.0.checked_sub(1) {
         let path = paths::commit_file(name, VersionId(before));
-        return match root.store().head(&path).await {
-            Ok(_) => Ok(()),
-            Err(object_store::Error::NotFound { .. }) => Err(Error::failed_precondition(format!(
-                "version {version} of `{name}` can't be committed: version {before} isn't there"
-            ))
-            .with_remedy("the dataset was dropped meanwhile; start again")),
-            Err(e) => Err(root.error("look for the commit", &path, &e)),
-        };
+        match root.store().head(&path).await {
+            Ok(_) => return Ok(()),
+            Err(object_store::Error::NotFound { .. }) => {}
+            Err(e) => return Err(root.error("look for the commit", &path, &e)),
+        }
+        // The commit itself may have been cleaned away behind a checkpoint.
+        if LogFiles::list(root, name).await?.newest() >= Some(before) {
+            return Ok(());
+        }
+        return Err(Error::failed_precondition(format!("version {version} of `{name}` can't be committed: version {before} isn't there"))
+            .with_remedy("the dataset was dropped meanwhile; start again"));
     }
     let files = LogFiles::list(root, name).await?;
     if !files.has_beginning() && !files.commits.is_empty() {
