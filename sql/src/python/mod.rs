@@ -14,6 +14,8 @@ mod returned;
 mod step;
 mod wire;
 
-
 pub use pool::{PythonConfig, PythonPool};
 pub use step::PythonStep;
+
+#[cfg(test)]
+mod tests;

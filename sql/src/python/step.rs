@@ -75,16 +75,8 @@ impl PythonStep {
     async fn ask(&self, request: &Request<'_>, body: Vec<u8>) -> Result<Vec<u8>> {
         let mut seat = self.seat().await?;
         let answer = exchange(&mut seat, request, &body).await?;
-        match answer {
-            Ok(body) => {
-                seat.done();
-                Ok(body)
-            }
-            Err(error) => {
-                seat.done();
-                Err(error)
-            }
-        }
+        seat.done();
+        answer
     }
 
     /// A process that has imported the function.
