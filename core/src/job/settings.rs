@@ -123,7 +123,7 @@ impl JobSettings {
 
     /// Key and value of every setting, as users type them.
     fn shown(&self) -> Vec<(&'static str, Value)> {
-        let span = |ms: u64| Value::from(if ms % 1000 == 0 { format!("{}s", ms / 1000) } else { format!("{ms}ms") });
+        let span = |ms: u64| Value::from(if ms.is_multiple_of(1000) { format!("{}s", ms / 1000) } else { format!("{ms}ms") });
         vec![
             ("dataset", self.dataset.as_str().into()),
             ("version", self.version.map(|v| v.0).into()),

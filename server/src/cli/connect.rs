@@ -97,17 +97,29 @@ fn embedded(config: &Config, url: &str, access: Access) -> EngineConfig {
     engine
 }
 
-/// Runs a command's body with a client. Ctrl-C drops the body; either way the engine in this process is stopped properly.
+/// Runs a command's body with a client; Ctrl-C drops the body. However it ends, the engine in this process is stopped properly.
 pub(super) async fn with<T>(connection: &Connection, access: Access, body: impl AsyncFnOnce(&Client) -> Outcome<T>) -> Outcome<T> {
+    with_interrupt(connection, access, async |client| {
+        tokio::select! {
+            result = body(client) => result,
+            () = interrupted() => Err(cancelled()),
+        }
+    })
+    .await
+}
+
+/// The same for a body that sees to Ctrl-C itself.
+pub(super) async fn with_interrupt<T>(
+    connection: &Connection,
+    access: Access,
+    body: impl AsyncFnOnce(&Client) -> Outcome<T>,
+) -> Outcome<T> {
     let config = connection.settings(Vec::new())?;
     let session = tokio::select! {
         session = Session::open(&config, access) => session?,
         () = interrupted() => return Err(cancelled()),
     };
-    let result = tokio::select! {
-        result = body(&session.client) => result,
-        () = interrupted() => Err(cancelled()),
-    };
+    let result = body(&session.client).await;
     let finished = session.finish().await;
     let value = result?;
     finished?;

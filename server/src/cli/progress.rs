@@ -1,9 +1,11 @@
-//! The progress bar of a run: on stderr, and only on a terminal.
+//! Progress of a run or a read: on stderr, and only on a terminal.
 
 use forebay_core::pipeline::show_size;
 use forebay_flight::api::MaterializeProgress;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::output::count;
@@ -68,6 +70,43 @@ fn message(state: &MaterializeProgress, rows: u64, bytes: u64, elapsed: Duration
         count(rate(rows)),
         show_size(rate(bytes))
     )
+}
+
+/// Rows that are read, by any number of consumers. Clones share the bar.
+#[derive(Debug, Clone)]
+pub(super) struct Rows(Option<(ProgressBar, Arc<AtomicU64>, Instant)>);
+
+impl Rows {
+    /// `total`: rows to come, where known.
+    pub(super) fn new(total: Option<u64>) -> Self {
+        if !std::io::stderr().is_terminal() {
+            return Self(None);
+        }
+        let bar = total.filter(|n| *n > 0).map_or_else(ProgressBar::new_spinner, ProgressBar::new);
+        let template =
+            if bar.length().is_some() { "read [{bar:30}] {percent:>3} % {msg}, ETA {eta}" } else { "read {spinner} {pos} rows, {msg}" };
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self(Some((bar, Arc::default(), Instant::now())))
+    }
+
+    pub(super) fn add(&self, (rows, bytes): (u64, u64)) {
+        let Some((bar, total, started)) = &self.0 else { return };
+        bar.inc(rows);
+        let bytes = total.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let seconds = started.elapsed().as_secs_f64().max(1e-3);
+        let rate = |amount: u64| (amount as f64 / seconds) as u64;
+        bar.set_message(format!("{} rows/s, {}/s", count(rate(bar.position())), show_size(rate(bytes))));
+    }
+
+    /// Takes the bar off the screen.
+    pub(super) fn stop(&self) {
+        if let Some((bar, ..)) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
 }
 
 fn span(seconds: u64) -> String {

@@ -13,11 +13,13 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use super::args::{Connection, passes, word};
-use super::connect::{Access, with};
+use super::connect::{Access, interrupted, with_interrupt};
 use super::format::{Format, Writer};
 use super::output::{Outcome, Output, column, count};
+use super::progress::Rows;
 
 pub(super) const SHUFFLES: &[&str] = &["none", "row_groups", "window", "full"];
 const ASSIGNMENTS: &[&str] = &["dynamic", "static", "rounds"];
@@ -90,8 +92,17 @@ pub(super) async fn run(connection: &Connection, args: ReadArgs, out: &Output) -
     let request = request(&args)?;
     let token = connection.settings(Vec::new())?.text("token").map(str::to_owned);
     let preview = !args.digest && !out.json;
-    let read = with(connection, Access::Write, async |client| Ok(draw(client, token, &request, args.consumers, preview).await?)).await?;
-    if out.json { out.json(&read.json(&request)) } else { show(&read, &request, args.digest, out) }
+    let read =
+        with_interrupt(connection, Access::Write, async |client| Ok(draw(client, token, &request, args.consumers, preview).await?)).await?;
+    if out.json {
+        out.json(&read.json(&request))?
+    } else {
+        show(&read, &request, args.digest, out)?
+    }
+    match read.interrupted {
+        true => Err(Error::new(Kind::Cancelled, "interrupted").with_remedy("the above is what was read until then").into()),
+        false => Ok(()),
+    }
 }
 
 /// The job's settings as the JSON that any client sends. A private job gets a name, so that several consumers and a digest have one.
@@ -128,7 +139,7 @@ fn as_flags(mut error: Error) -> Error {
     error
 }
 
-/// What one consumer saw of one pass.
+/// What was seen of one pass.
 #[derive(Debug, Clone, Default)]
 struct Pass {
     epoch: u32,
@@ -149,6 +160,8 @@ struct Read {
     preview: Option<RecordBatch>,
     consumers: u32,
     elapsed: Duration,
+    /// Ctrl-C ended it: what is here was acknowledged, the rest of the job is not.
+    interrupted: bool,
 }
 
 impl Read {
@@ -172,6 +185,7 @@ impl Read {
         self.schema = self.schema.take().or(other.schema);
         self.preview = self.preview.take().or(other.preview);
         self.consumers += other.consumers;
+        self.interrupted |= other.interrupted;
     }
 
     fn digest(&self) -> String {
@@ -222,17 +236,37 @@ async fn draw(client: &Client, token: Option<String>, request: &JobRequest, cons
         request.restart = None;
         joined.push((client, request, opened));
     }
+    let shared =
+        Shared { started, stop: CancellationToken::new(), progress: Rows::new(joined.first().and_then(|(_, _, opened)| opened.rows)) };
     let mut tasks = JoinSet::new();
     for (number, (client, request, opened)) in joined.into_iter().enumerate() {
-        tasks.spawn(async move { consume(&client, &request, opened, started, preview && number == 0).await });
+        let shared = shared.clone();
+        tasks.spawn(async move { consume(&client, &request, opened, &shared, preview && number == 0).await });
     }
     let mut all = Read::default();
-    while let Some(done) = tasks.join_next().await {
+    loop {
+        let done = tokio::select! {
+            done = tasks.join_next() => done,
+            () = interrupted(), if !shared.stop.is_cancelled() => {
+                shared.stop.cancel();
+                continue;
+            }
+        };
+        let Some(done) = done else { break };
         all.merge(done.map_err(|e| Error::internal(format!("a consumer's task: {e}")))??);
     }
+    shared.progress.stop();
     all.taken.sort_unstable();
     all.elapsed = started.elapsed();
     Ok(all)
+}
+
+/// What the consumers of one command share.
+#[derive(Debug, Clone)]
+struct Shared {
+    started: Instant,
+    stop: CancellationToken,
+    progress: Rows,
 }
 
 async fn open(client: &Client, request: &JobRequest) -> Result<OpenedJob> {
@@ -241,11 +275,17 @@ async fn open(client: &Client, request: &JobRequest) -> Result<OpenedJob> {
 }
 
 /// One consumer: a stream per pass, until the job ends.
-async fn consume(client: &Client, request: &JobRequest, mut opened: OpenedJob, started: Instant, preview: bool) -> Result<Read> {
+async fn consume(client: &Client, request: &JobRequest, mut opened: OpenedJob, shared: &Shared, preview: bool) -> Result<Read> {
     let mut read = Read { consumers: 1, schema: Some(opened.schema.clone()), ..Read::default() };
     loop {
         let mut stream = client.exchange(opened.ticket, CREDITS).await?;
-        let end = take(&mut stream, &mut read, started, preview).await?;
+        let end = tokio::select! {
+            end = take(&mut stream, &mut read, shared, preview) => end?,
+            () = shared.stop.cancelled() => {
+                read.interrupted = true;
+                End::Job
+            }
+        };
         stream.close().await?;
         match end {
             End::Job => return Ok(read),
@@ -262,19 +302,26 @@ async fn consume(client: &Client, request: &JobRequest, mut opened: OpenedJob, s
     }
 }
 
-async fn take(stream: &mut JobReader, read: &mut Read, started: Instant, preview: bool) -> Result<End> {
+async fn take(stream: &mut JobReader, read: &mut Read, shared: &Shared, preview: bool) -> Result<End> {
     loop {
         match stream.next().await? {
             JobItem::Batch(batch) => {
-                note(&batch, read, started.elapsed(), preview)?;
+                // Acknowledged first: what is counted here must not be lost when Ctrl-C drops this between the two.
                 stream.ack(&batch).await?;
+                shared.progress.add(note(&batch, read, shared.started.elapsed(), preview)?);
             }
             JobItem::End(end) => return Ok(end),
         }
     }
 }
 
-fn note(batch: &Batch, read: &mut Read, at: Duration, preview: bool) -> Result<()> {
+/// Bytes of the rows themselves; columns of one message share its allocation, which would be counted for each.
+fn size(rows: &RecordBatch) -> u64 {
+    rows.columns().iter().map(|column| column.to_data().get_slice_memory_size().unwrap_or(0) as u64).sum()
+}
+
+/// Counts a batch; gives its rows and bytes.
+fn note(batch: &Batch, read: &mut Read, at: Duration, preview: bool) -> Result<(u64, u64)> {
     let meta = &batch.meta;
     let digest =
         digest::from_hex(&meta.digest).ok_or_else(|| Error::corrupt(format!("batch {} has the digest `{}`", meta.batch, meta.digest)))?;
@@ -282,13 +329,14 @@ fn note(batch: &Batch, read: &mut Read, at: Duration, preview: bool) -> Result<(
     let pass = read.passes.entry(meta.pass).or_insert_with(|| Pass { epoch: meta.epoch, from: at, ..Pass::default() });
     pass.batches += 1;
     pass.rows += meta.rows;
-    pass.bytes += batch.parts.iter().map(|p| p.get_array_memory_size() as u64).sum::<u64>();
+    let bytes = batch.parts.iter().map(size).sum::<u64>();
+    pass.bytes += bytes;
     pass.to = at;
     if preview && read.preview.is_none() {
         let whole = batch.parts.first().map(|first| first.slice(0, first.num_rows().min(PREVIEW)));
         read.preview = whole;
     }
-    Ok(())
+    Ok((meta.rows, bytes))
 }
 
 fn show(read: &Read, request: &JobRequest, digest: bool, out: &Output) -> Outcome {

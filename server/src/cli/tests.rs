@@ -128,3 +128,24 @@ fn tables_line_up() {
     assert_eq!((output::count(0), output::count(999)), ("0".to_owned(), "999".to_owned()));
     assert_eq!(output::ranges(&[0, 1, 2, 5, 7, 8]), "0..3, 5, 7..9");
 }
+
+#[test]
+fn the_nearest_layer_says_where_to_go() {
+    use crate::config::Config;
+    use connect::{Target, target};
+    let go = |flags: &[(&'static str, &str)], env: &[(&str, &str)]| {
+        let flags: Vec<_> = flags.iter().map(|(name, value)| (*name, serde_json::Value::from(*value))).collect();
+        let env: std::collections::BTreeMap<String, String> = env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("f.toml");
+        std::fs::write(&file, "root = \"file\"\n").unwrap();
+        target(&Config::load(&flags, |name| env.get(name).cloned(), file.to_str()).unwrap())
+    };
+    let server = || Target::Server(vec!["grpc://a:1".to_owned(), "b:2".to_owned()]);
+    assert_eq!(go(&[], &[]).unwrap(), Target::Root("file".to_owned()));
+    assert_eq!(go(&[], &[("FOREBAY_SERVER", "grpc://a:1,b:2")]).unwrap(), server());
+    assert_eq!(go(&[("root", "flag")], &[("FOREBAY_SERVER", "grpc://a:1,b:2")]).unwrap(), Target::Root("flag".to_owned()));
+    assert_eq!(go(&[("server", "grpc://a:1,b:2")], &[("FOREBAY_ROOT", "env")]).unwrap(), server());
+    let both = go(&[], &[("FOREBAY_SERVER", "grpc://a:1"), ("FOREBAY_ROOT", "env")]).unwrap_err();
+    assert_eq!(both.kind, Kind::BadInput);
+}
