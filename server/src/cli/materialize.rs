@@ -162,12 +162,8 @@ async fn interrupt(
             Err(e) => interrupted(format!("interrupted; the run of `{dataset}` could not be stopped: {}", e.message)),
         },
         () = tokio::time::sleep(STOP_WITHIN) => interrupted(format!("interrupted; the run of `{dataset}` has not stopped yet")),
-        () = interrupted_again() => interrupted("interrupted twice".to_owned()),
+        () = super::connect::interrupted() => interrupted("interrupted twice".to_owned()),
     }
-}
-
-async fn interrupted_again() {
-    interrupted().await;
 }
 
 fn name(request: &MaterializeRequest) -> Option<String> {
@@ -186,15 +182,18 @@ fn tell(last: &MaterializeProgress, took: Duration, out: &Output, request: &Mate
     if let Some(error) = &last.error {
         return Err(error.clone().into());
     }
-    if last.state == "failed" {
-        return Err(Error::new(Kind::Internal, format!("the run of `{}` failed", last.dataset))
-            .with_remedy("see `forebay tasks --failed`")
-            .into());
-    }
-    if out.json {
-        return out.json(last);
-    }
-    out.line(sentence(last, took, request))
+    let failure = match last.state.as_str() {
+        "failed" => Error::internal(format!("the run of `{}` failed", last.dataset)).with_remedy("see `forebay tasks --failed`"),
+        "cancelled" => Error::new(Kind::Cancelled, format!("the run of `{}` was stopped", last.dataset)).with_remedy(format!(
+            "{} is kept: go on with `forebay materialize {} --resume`",
+            kept(Some(last)),
+            request.file
+        )),
+        "running" if request.wait => Error::new(Kind::Unavailable, format!("the server stopped while it ran `{}`", last.dataset))
+            .with_remedy(format!("go on with `forebay materialize {} --resume`", request.file)),
+        _ => return if out.json { out.json(last) } else { out.line(sentence(last, took, request)) },
+    };
+    Err(failure.into())
 }
 
 fn sentence(last: &MaterializeProgress, took: Duration, request: &MaterializeRequest) -> String {

@@ -45,6 +45,9 @@ pub(super) struct ServeArgs {
     /// Bytes that queries may hold [default: 1GiB] [env: FOREBAY_MEMORY_LIMIT]
     #[arg(long, value_name = "SIZE")]
     memory_limit: Option<String>,
+    /// For a program that starts it as its own engine: a free port, no HTTP, everything allowed, and the end when stdin closes
+    #[arg(long, hide = true)]
+    embedded: bool,
 }
 
 impl ServeArgs {
@@ -66,7 +69,8 @@ pub(super) async fn run(connection: &Connection, args: ServeArgs, out: &Output) 
     if connection.server.is_some() {
         return Err(Error::bad_input("`serve` takes no --server").with_remedy("give --root").into());
     }
-    let config = engine_config(&connection.settings(args.flags())?)?;
+    let settings = connection.settings(args.flags())?;
+    let config = if args.embedded { embedded_config(&settings)? } else { engine_config(&settings)? };
     let root = config.root.clone();
     let mut running = tokio::select! {
         running = Engine::start(config) => running?,
@@ -87,6 +91,7 @@ pub(super) async fn run(connection: &Connection, args: ServeArgs, out: &Output) 
     let failed = tokio::select! {
         failed = running.failed() => Some(failed),
         () = interrupted() => None,
+        () = parent_gone(), if args.embedded => None,
     };
     let stopped = tokio::select! {
         stopped = running.shutdown() => stopped,
@@ -98,8 +103,37 @@ pub(super) async fn run(connection: &Connection, args: ServeArgs, out: &Output) 
     }
 }
 
+/// Waits until whoever started this process closes its stdin, or dies.
+async fn parent_gone() {
+    let (gone, wait) = tokio::sync::oneshot::channel();
+    // Not tokio's stdin: its blocked read would hold up the runtime's end.
+    let watching = std::thread::Builder::new().name("stdin".to_owned()).spawn(move || {
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        let _ = gone.send(());
+    });
+    match watching {
+        Ok(_) => {
+            let _ = wait.await;
+        }
+        Err(e) => {
+            tracing::warn!(error = %e, "can't watch stdin");
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// Settings of another program's own engine: what its user may do anyway is allowed.
+fn embedded_config(config: &Config) -> forebay_core::Result<EngineConfig> {
+    let mut engine = engine_config(config)?;
+    engine.listen = config.address("listen").unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0)));
+    engine.http = config.address("http");
+    engine.sources_allow = None;
+    engine.python_allow = true;
+    Ok(engine)
+}
+
 /// Settings of a server; it reads and runs for its clients only what it was told to.
-pub(super) fn engine_config(config: &Config) -> forebay_core::Result<EngineConfig> {
+fn engine_config(config: &Config) -> forebay_core::Result<EngineConfig> {
     let root =
         config.text("root").ok_or_else(|| Error::bad_input("no root given").with_remedy("give --root FOLDER or URL (FOREBAY_ROOT)"))?;
     let mut engine = EngineConfig::embedded(root, false);
