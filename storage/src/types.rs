@@ -15,7 +15,7 @@ mod stored_type;
 mod tensor;
 
 use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use forebay_core::{Error, Result};
 use std::sync::Arc;
 
@@ -25,6 +25,9 @@ pub use tensor::{TENSOR_KEY, tensor_field, tensor_shape};
 
 /// Field metadata that keeps the original of a widened type, in Arrow's notation (`UInt8`, `Timestamp(ns)`).
 pub const TYPE_KEY: &str = "forebay.type";
+
+/// The number of a column in the file that it was read from; in another file it would name another column.
+const PARQUET_FIELD_ID: &str = "PARQUET:field_id";
 
 /// A dataset's schema in both forms; field `i` of one is field `i` of the other.
 #[derive(Debug, Clone, PartialEq)]
@@ -75,8 +78,9 @@ fn map_field(field: &Field) -> Result<(Field, Field, Form)> {
     let logical_type = stored_type::normalise(field.data_type(), field.name())?;
     let stored_type = stored_type::widen(&logical_type, field.name())?;
     let mut metadata = field.metadata().clone();
-    metadata.remove(TYPE_KEY);
-    metadata.remove(TENSOR_KEY);
+    for ours in [TYPE_KEY, TENSOR_KEY, PARQUET_FIELD_ID] {
+        metadata.remove(ours);
+    }
     let nullable = field.is_nullable() || logical_type == DataType::Null;
     let logical = Field::new(field.name(), logical_type, nullable).with_metadata(metadata.clone());
     let delta = delta_schema::delta_type(&stored_type, field.name())?;
@@ -205,8 +209,10 @@ fn plain_name(data_type: &DataType) -> String {
         DataType::BinaryView => "binary".to_owned(),
         DataType::LargeBinary => "large_binary".to_owned(),
         DataType::Boolean => "bool".to_owned(),
-        DataType::Timestamp(unit, Some(tz)) => format!("timestamp[{unit}, {tz}]"),
-        DataType::Timestamp(unit, None) => format!("timestamp[{unit}]"),
+        DataType::Timestamp(unit, Some(tz)) => format!("timestamp[{}, {tz}]", unit_name(*unit)),
+        DataType::Timestamp(unit, None) => format!("timestamp[{}]", unit_name(*unit)),
+        DataType::Time32(unit) | DataType::Time64(unit) => format!("time[{}]", unit_name(*unit)),
+        DataType::Duration(unit) => format!("duration[{}]", unit_name(*unit)),
         DataType::Decimal32(p, s) | DataType::Decimal64(p, s) | DataType::Decimal128(p, s) | DataType::Decimal256(p, s) => {
             format!("decimal({p},{s})")
         }
@@ -224,6 +230,15 @@ fn plain_name(data_type: &DataType) -> String {
             _ => "map".to_owned(),
         },
         other => other.to_string().to_ascii_lowercase(),
+    }
+}
+
+fn unit_name(unit: TimeUnit) -> &'static str {
+    match unit {
+        TimeUnit::Second => "s",
+        TimeUnit::Millisecond => "ms",
+        TimeUnit::Microsecond => "us",
+        TimeUnit::Nanosecond => "ns",
     }
 }
 

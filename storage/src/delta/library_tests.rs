@@ -12,7 +12,7 @@ use super::{epoch_rows, publish_epoch};
 use crate::root::Root;
 use crate::shard::tests::{name, read_all};
 
-async fn library(root: &Root, version: Option<u64>) -> DeltaTable {
+pub(super) async fn library(root: &Root, version: Option<u64>) -> DeltaTable {
     let builder = DeltaTableBuilder::from_url(Url::from_directory_path(root.table_url(&name())).unwrap()).unwrap();
     match version {
         Some(version) => builder.with_version(version).load().await.unwrap(),

@@ -20,6 +20,8 @@ use crate::shard::tests::{epoch_commit, name, output, publish, read_all, rows, w
 mod faults_tests;
 #[path = "library_tests.rs"]
 mod library_tests;
+#[path = "property_tests.rs"]
+mod property_tests;
 
 pub(super) async fn memory() -> Root {
     Root::open("memory://", true).await.unwrap()

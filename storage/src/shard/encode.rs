@@ -6,14 +6,14 @@ use forebay_core::pipeline::{Compression, OutputSpec};
 use forebay_core::shard::RowGroupMeta;
 use forebay_core::{Error, Result};
 use parquet::arrow::ArrowWriter;
-use parquet::basic::{Compression as Codec, ZstdLevel};
+use parquet::basic::{Compression as Codec, Encoding, ZstdLevel};
 use parquet::file::metadata::{KeyValue, ParquetMetaData};
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::schema::types::ColumnPath;
 use std::sync::Arc;
 
 use super::stats::Stats;
-use crate::types::{StoredSchema, TENSOR_KEY, delta_schema_json, encode};
+use crate::types::{ID, StoredSchema, TENSOR_KEY, delta_schema_json, encode};
 
 /// Smaller row groups cost a request each, larger ones memory at every reader.
 const ROW_GROUP_BYTES: std::ops::RangeInclusive<u64> = (4 << 20)..=(16 << 20);
@@ -168,7 +168,7 @@ fn slice_bytes(batch: &RecordBatch, start: usize, rows: usize) -> u64 {
     batch.columns().iter().map(|c| c.slice(start, rows).to_data().get_slice_memory_size().unwrap_or(0) as u64).sum()
 }
 
-/// Dictionaries only where values repeat: small scalars. On tensors, floats and blobs a dictionary is a megabyte of waste before it is given up,
+/// Dictionaries only where values may repeat: small scalars. On tensors, floats and blobs a dictionary is a megabyte of waste before it is given up,
 /// and their least and greatest values are noise that makes footers heavy.
 fn properties(schema: &StoredSchema, compression: Compression) -> Result<WriterProperties> {
     let codec = match compression {
@@ -199,7 +199,10 @@ fn properties(schema: &StoredSchema, compression: Compression) -> Result<WriterP
             _ => false,
         };
         let small = repeats || field.data_type().is_floating() || matches!(field.data_type(), DataType::Boolean | DataType::Decimal128(_, _));
-        if repeats {
+        if field.name() == ID {
+            // Rows come in key order: differences of ids are small, and a dictionary of distinct values is none.
+            builder = builder.set_column_encoding(path.clone(), Encoding::DELTA_BINARY_PACKED);
+        } else if repeats {
             builder = builder.set_column_dictionary_enabled(path.clone(), true);
         }
         if small && !field.metadata().contains_key(TENSOR_KEY) {

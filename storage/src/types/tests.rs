@@ -241,6 +241,13 @@ fn metadata_of_users_survives() {
 }
 
 #[test]
+fn the_number_of_a_column_in_its_source_file_is_forgotten() {
+    let numbered = field("x", DataType::Int64).with_metadata([("PARQUET:field_id".into(), "7".into())].into());
+    let schema = to_stored(&Schema::new(vec![numbered])).unwrap();
+    assert!(schema.logical.field(0).metadata().is_empty() && schema.stored.field(0).metadata().is_empty());
+}
+
+#[test]
 fn what_cannot_be_stored_is_refused_by_name() {
     let refuse = |f: Field| to_stored(&Schema::new(vec![f])).unwrap_err();
     let interval = refuse(field("gap", DataType::Interval(IntervalUnit::DayTime)));
@@ -304,5 +311,5 @@ fn type_names_are_those_that_users_write() {
     assert_eq!(type_name(&field("x", DataType::Int64)), "int64");
     assert_eq!(type_name(&field("x", DataType::Utf8)), "string");
     assert_eq!(type_name(&field("x", DataType::new_list(DataType::Int32, true))), "list<int32>");
-    assert_eq!(type_name(&field("x", DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())))), "timestamp[µs, UTC]");
+    assert_eq!(type_name(&field("x", DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())))), "timestamp[us, UTC]");
 }
