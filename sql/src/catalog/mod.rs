@@ -4,6 +4,7 @@
 //! reachable from a query: there are no files, URLs, settings, tables to create or functions with side effects. A query plans against pinned
 //! versions and runs on threads of its own; dropping its stream stops it. Must not know: gRPC, who asks.
 
+mod information;
 mod limits;
 mod output;
 mod prune;
@@ -131,12 +132,15 @@ fn options() -> SQLOptions {
     SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false)
 }
 
-/// One SELECT, or EXPLAIN of one. Everything else is refused by its name before it is planned.
+/// One SELECT, or EXPLAIN of one; SHOW TABLES and DESCRIBE are short for SELECTs. Everything else is refused by its name before it is planned.
 fn parse(text: &str) -> Result<DfStatement> {
     let mut statements = DFParserBuilder::new(text).build().and_then(|mut p| p.parse_statements()).map_err(to_error)?;
     let (Some(statement), true) = (statements.pop_front(), statements.is_empty()) else {
         return Err(Error::bad_input("a query is exactly one statement"));
     };
+    if let Some(query) = information::as_query(&statement) {
+        return parse(&query);
+    }
     check_statement(&statement)?;
     Ok(statement)
 }

@@ -15,6 +15,7 @@ use forebay_core::{Error, Kind, Result, suggest};
 use forebay_storage::delta::{list_datasets, open_version};
 use forebay_storage::root::Root;
 
+use super::information::{INFORMATION_SCHEMA, Information};
 use super::system::SystemTable;
 use super::table::DatasetTable;
 use crate::guard::to_error;
@@ -35,7 +36,11 @@ impl Tables {
         for name in names {
             let schema = name.schema().unwrap_or("public");
             let table: Arc<dyn TableProvider> = match (name.catalog(), schema) {
-                (None | Some("datafusion"), SYSTEM) => Arc::new(system_table(system, name.table())?),
+                (None | Some("datafusion"), SYSTEM) => Arc::new(system_table(system, SYSTEM, name.table())?),
+                (None | Some("datafusion"), INFORMATION_SCHEMA) => {
+                    let tables: Arc<dyn SystemTables> = Arc::new(Information { root: root.clone(), system: system.clone() });
+                    Arc::new(system_table(&tables, INFORMATION_SCHEMA, name.table())?)
+                }
                 (None | Some("datafusion"), "public") => Arc::new(dataset(root, name.table()).await?),
                 _ => {
                     return Err(Error::not_found(format!("there is no table `{name}`"))
@@ -65,12 +70,12 @@ impl Tables {
     }
 }
 
-fn system_table(system: &Arc<dyn SystemTables>, name: &str) -> Result<SystemTable> {
+fn system_table(system: &Arc<dyn SystemTables>, schema: &str, name: &str) -> Result<SystemTable> {
     let all = system.tables();
     match all.iter().find(|(known, _)| *known == name) {
-        Some((known, schema)) => Ok(SystemTable::new(system.clone(), known, schema.clone())),
+        Some((known, columns)) => Ok(SystemTable::new(system.clone(), known, columns.clone())),
         None => {
-            let error = Error::not_found(format!("there is no table `system.{name}`"));
+            let error = Error::not_found(format!("there is no table `{schema}.{name}`"));
             Err(with_nearest(error, name, all.iter().map(|(known, _)| *known)))
         }
     }

@@ -152,6 +152,7 @@ fn prepare(statement: &ParsedStep, input: SchemaRef, draws: Draws<'_>) -> Result
     let statement = DfStatement::Statement(Box::new(statement.statement.clone()));
     let plan = futures::executor::block_on(state.statement_to_plan(statement)).map_err(to_error)?;
     let effect = check(&plan, false)?;
+    let selected = plan.schema().clone();
     let plan = carry(plan, draws)?;
     let optimized = state.optimize(&plan).map_err(to_error)?;
     check(&optimized, true)?;
@@ -159,12 +160,13 @@ fn prepare(statement: &ParsedStep, input: SchemaRef, draws: Draws<'_>) -> Result
     if physical.properties().partitioning.partition_count() != 1 {
         return Err(Error::internal("a step was planned in several partitions"));
     }
-    let (output, columns) = output(&optimized, effect)?;
+    let (output, columns) = output(&optimized, selected.as_arrow(), effect)?;
     Ok(Prepared { plan: physical, columns, output, effect })
 }
 
-/// The step's columns: keys first, then its own as selected.
-fn output(plan: &LogicalPlan, effect: Effect) -> Result<(SchemaRef, Vec<Option<usize>>)> {
+/// The step's columns: keys first, then its own as `selected`. Whether one may be null is taken from there: in the optimized plan that can hang
+/// on which branch of a CASE the epoch chose.
+fn output(plan: &LogicalPlan, selected: &Schema, effect: Effect) -> Result<(SchemaRef, Vec<Option<usize>>)> {
     let schema = plan.schema().as_arrow();
     keys::check_names(schema.fields().iter().map(|f| f.name().as_str()).filter(|n| !is_key(n)))?;
     let place = |name: &str| schema.fields().iter().position(|f| f.name() == name);
@@ -180,24 +182,25 @@ fn output(plan: &LogicalPlan, effect: Effect) -> Result<(SchemaRef, Vec<Option<u
         }
     }
     for (index, field) in schema.fields().iter().enumerate().filter(|(_, f)| !is_key(f.name())) {
-        fields.push(stored_type(field)?);
+        let nullable = selected.field_with_name(field.name()).map_or(true, Field::is_nullable);
+        fields.push(stored_type(field, nullable)?);
         columns.push(Some(index));
     }
     Ok((Arc::new(Schema::new(fields)), columns))
 }
 
 /// A column's field without views, which only live inside of queries.
-fn stored_type(field: &FieldRef) -> Result<FieldRef> {
-    let plain = |data_type| Arc::new(Field::new(field.name(), data_type, field.is_nullable()).with_metadata(field.metadata().clone()));
-    Ok(match field.data_type() {
-        DataType::Utf8View => plain(DataType::Utf8),
-        DataType::BinaryView => plain(DataType::Binary),
+fn stored_type(field: &FieldRef, nullable: bool) -> Result<FieldRef> {
+    let data_type = match field.data_type() {
+        DataType::Utf8View => DataType::Utf8,
+        DataType::BinaryView => DataType::Binary,
         DataType::Null => {
             return Err(Error::bad_input(format!("the column `{}` is always null and has no type", field.name()))
                 .with_remedy("cast it, for example CAST(NULL AS INT)"));
         }
-        _ => field.clone(),
-    })
+        other => other.clone(),
+    };
+    Ok(Arc::new(Field::new(field.name(), data_type, nullable).with_metadata(field.metadata().clone())))
 }
 
 impl Prepared {

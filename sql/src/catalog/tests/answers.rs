@@ -105,6 +105,24 @@ async fn system_tables_are_asked_when_the_query_runs() {
 }
 
 #[tokio::test]
+async fn what_there_is_can_be_listed() {
+    let world = World::new(1).await;
+    let expected = "
+         +--------------+------------+------------+
+         | table_schema | table_name | table_type |
+         +--------------+------------+------------+
+         | public       | digits     | BASE TABLE |
+         | system       | workers    | VIEW       |
+         +--------------+------------+------------+";
+    same(&world.table("SHOW TABLES").await, expected);
+    let columns = world.table("DESCRIBE digits").await;
+    same(&columns, &world.table("SHOW COLUMNS FROM digits").await);
+    assert!(columns.contains("| image       | uint8[2,2] | NO"), "{columns}");
+    assert_eq!(world.value("SELECT count(*) FROM information_schema.columns WHERE table_name = 'workers'").await, "2");
+    assert_eq!(world.value("SELECT count(*) FROM information_schema.schemata").await, "3");
+}
+
+#[tokio::test]
 async fn unknown_names_get_the_nearest() {
     let world = World::new(1).await;
     let error = world.error("SELECT * FROM digitz").await;

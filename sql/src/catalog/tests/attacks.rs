@@ -30,7 +30,6 @@ async fn nothing_but_select_and_explain() {
         "PREPARE p AS SELECT 1".into(),
         "EXECUTE p".into(),
         "BEGIN".into(),
-        "DESCRIBE digits".into(),
         "SELECT 1; SELECT 2".into(),
         "".into(),
     ] {

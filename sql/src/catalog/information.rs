@@ -1,0 +1,135 @@
+//! `information_schema`: what there is to query, in the words that SQL tools ask in.
+
+use std::sync::Arc;
+
+use arrow::array::{Int32Builder, StringBuilder};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::record_batch::RecordBatch;
+use async_trait::async_trait;
+use datafusion::sql::parser::Statement as DfStatement;
+use datafusion::sql::sqlparser::ast::Statement;
+use forebay_core::{Error, Result};
+use forebay_storage::delta::{list_datasets, open_version};
+use forebay_storage::root::Root;
+
+use super::table::sql_schema;
+use crate::system::SystemTables;
+
+/// The schema of these tables.
+pub(super) const INFORMATION_SCHEMA: &str = "information_schema";
+/// The only catalog.
+const CATALOG: &str = "datafusion";
+
+/// Answers for every dataset of a root and every system table, at the latest versions.
+pub(super) struct Information {
+    pub root: Root,
+    pub system: Arc<dyn SystemTables>,
+}
+
+fn text(name: &str) -> Field {
+    Field::new(name, DataType::Utf8, false)
+}
+
+fn tables_schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![text("table_catalog"), text("table_schema"), text("table_name"), text("table_type")]))
+}
+
+fn columns_schema() -> SchemaRef {
+    let position = Field::new("ordinal_position", DataType::Int32, false);
+    let names = vec![text("table_catalog"), text("table_schema"), text("table_name"), text("column_name")];
+    Arc::new(Schema::new(names.into_iter().chain([position, text("is_nullable"), text("data_type")]).collect::<Vec<_>>()))
+}
+
+fn schemata_schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![text("catalog_name"), text("schema_name")]))
+}
+
+#[async_trait]
+impl SystemTables for Information {
+    fn tables(&self) -> Vec<(&'static str, SchemaRef)> {
+        vec![("tables", tables_schema()), ("columns", columns_schema()), ("schemata", schemata_schema())]
+    }
+
+    async fn scan(&self, table: &str) -> Result<Vec<RecordBatch>> {
+        let batch = match table {
+            "tables" => self.all_tables().await,
+            "columns" => self.all_columns().await,
+            _ => schemata(),
+        };
+        batch.map(|b| vec![b])
+    }
+}
+
+impl Information {
+    async fn all_tables(&self) -> Result<RecordBatch> {
+        let datasets = list_datasets(&self.root).await?;
+        let datasets = datasets.iter().map(|d| ["public", d.as_str(), "BASE TABLE"]);
+        let system = self.system.tables();
+        let system = system.iter().map(|(name, _)| ["system", *name, "VIEW"]);
+        let mut columns: [StringBuilder; 4] = Default::default();
+        for [schema, name, kind] in datasets.chain(system) {
+            for (column, value) in columns.iter_mut().zip([CATALOG, schema, name, kind]) {
+                column.append_value(value);
+            }
+        }
+        let columns = columns.into_iter().map(|mut c| Arc::new(c.finish()) as _).collect();
+        RecordBatch::try_new(tables_schema(), columns).map_err(|e| Error::internal(e.to_string()))
+    }
+
+    async fn all_columns(&self) -> Result<RecordBatch> {
+        let mut found: Vec<(&'static str, String, SchemaRef)> = Vec::new();
+        for name in list_datasets(&self.root).await? {
+            // One that was dropped since it was listed isn't there.
+            if let Ok(version) = open_version(&self.root, &name, None).await {
+                found.push(("public", name.to_string(), sql_schema(&version)));
+            }
+        }
+        found.extend(self.system.tables().into_iter().map(|(name, schema)| ("system", name.to_owned(), schema)));
+        let mut names: [StringBuilder; 4] = Default::default();
+        let (mut positions, mut nullable, mut types) = (Int32Builder::new(), StringBuilder::new(), StringBuilder::new());
+        for (schema, table, columns) in &found {
+            for (position, field) in (1i32..).zip(columns.fields()) {
+                for (builder, value) in names.iter_mut().zip([CATALOG, *schema, table.as_str(), field.name().as_str()]) {
+                    builder.append_value(value);
+                }
+                positions.append_value(position);
+                nullable.append_value(if field.is_nullable() { "YES" } else { "NO" });
+                types.append_value(forebay_storage::types::type_name(field));
+            }
+        }
+        let mut columns: Vec<arrow::array::ArrayRef> = names.into_iter().map(|mut c| Arc::new(c.finish()) as _).collect();
+        columns.extend([Arc::new(positions.finish()) as _, Arc::new(nullable.finish()) as _, Arc::new(types.finish()) as _]);
+        RecordBatch::try_new(columns_schema(), columns).map_err(|e| Error::internal(e.to_string()))
+    }
+}
+
+fn schemata() -> Result<RecordBatch> {
+    let schemas = ["public", "system", INFORMATION_SCHEMA];
+    let catalogs = arrow::array::StringArray::from(vec![CATALOG; schemas.len()]);
+    let names = arrow::array::StringArray::from(schemas.to_vec());
+    RecordBatch::try_new(schemata_schema(), vec![Arc::new(catalogs), Arc::new(names)]).map_err(|e| Error::internal(e.to_string()))
+}
+
+/// `SHOW TABLES`, `SHOW COLUMNS FROM t` and `DESCRIBE t` as the query that answers them.
+pub(super) fn as_query(statement: &DfStatement) -> Option<String> {
+    let DfStatement::Statement(inner) = statement else { return None };
+    let columns_of = |table: &str| {
+        let table = table.replace('"', "").replace('\'', "''");
+        let (schema, name) = table.rsplit_once('.').map_or(("public", table.as_str()), |(schema, name)| (schema, name));
+        format!(
+            "SELECT column_name, data_type, is_nullable FROM information_schema.columns \
+             WHERE table_schema = '{schema}' AND table_name = '{name}' ORDER BY ordinal_position"
+        )
+    };
+    match inner.as_ref() {
+        Statement::ShowTables { .. } => {
+            Some("SELECT table_schema, table_name, table_type FROM information_schema.tables ORDER BY table_schema, table_name".to_owned())
+        }
+        Statement::ExplainTable { table_name, .. } => Some(columns_of(&table_name.to_string())),
+        Statement::ShowColumns { show_options, .. } => {
+            let table = show_options.show_in.as_ref()?.parent_name.as_ref()?;
+            Some(columns_of(&table.to_string()))
+        }
+        _ => None,
+    }
+}
