@@ -24,10 +24,11 @@ use crate::engine::View;
 /// What a dataset of the tests looks like.
 #[derive(Debug, Clone)]
 pub(crate) struct Shape {
-    /// Rows of each task; a task writes one shard or more.
+    /// Rows of each task; a task with rows writes one shard or more.
     pub(crate) tasks: Vec<i64>,
     pub(crate) epochs: u32,
-    pub(crate) row_group_bytes: u64,
+    /// Bytes of each row's text, beside a few.
+    pub(crate) text_bytes: usize,
     /// Two rows for each id, told apart by `_part`.
     pub(crate) parts: bool,
     pub(crate) split: bool,
@@ -35,9 +36,12 @@ pub(crate) struct Shape {
     pub(crate) behind: Vec<(&'static str, &'static str)>,
 }
 
+/// 557 rows in eleven shards of one row group each.
+const TASKS: [i64; 12] = [60, 57, 50, 40, 70, 30, 1, 49, 80, 0, 90, 30];
+
 impl Default for Shape {
     fn default() -> Self {
-        Self { tasks: vec![300, 57, 200], epochs: 1, row_group_bytes: 2 << 10, parts: false, split: false, behind: Vec::new() }
+        Self { tasks: TASKS.to_vec(), epochs: 1, text_bytes: 0, parts: false, split: false, behind: Vec::new() }
     }
 }
 
@@ -79,21 +83,17 @@ fn rows(shape: &Shape, ids: std::ops::Range<i64>) -> RecordBatch {
     }
     columns.push(Arc::new(StringArray::from_iter_values(keys.iter().map(|k| format!("file{}.csv", k.0 / 100)))));
     columns.push(Arc::new(Int32Array::from_iter_values(keys.iter().map(|k| value_of(k.0, k.1)))));
-    columns.push(Arc::new(StringArray::from_iter_values(keys.iter().map(|k| format!("row {} {}", k.0, "x".repeat((k.0 % 40) as usize))))));
+    columns.push(Arc::new(StringArray::from_iter_values(
+        keys.iter().map(|k| format!("row {} {}", k.0, "x".repeat((k.0 % 40) as usize + shape.text_bytes))),
+    )));
     if shape.split {
         columns.push(Arc::new(StringArray::from_iter_values(keys.iter().map(|k| if k.0 % 5 == 0 { "test" } else { "train" }))));
     }
     RecordBatch::try_new(schema(shape), columns).unwrap()
 }
 
-fn output(shape: &Shape) -> OutputSpec {
-    OutputSpec {
-        cut: 0,
-        shard_size: 16 << 10,
-        row_group_size: shape.row_group_bytes,
-        compression: Compression::Zstd(1),
-        on_error: OnError::Fail,
-    }
+fn output() -> OutputSpec {
+    OutputSpec { cut: 0, shard_size: 64 << 20, row_group_size: 4 << 20, compression: Compression::Zstd(1), on_error: OnError::Fail }
 }
 
 fn pipeline(shape: &Shape) -> PipelineSpec {
@@ -104,7 +104,7 @@ fn pipeline(shape: &Shape) -> PipelineSpec {
         source: SourceSpec { uri: vec!["*.csv".to_owned()], format: SourceFormat::Csv, options: BTreeMap::new() },
         steps: shape.behind.iter().map(step).collect(),
         epochs: EpochsSpec { count: shape.epochs, seed: 42, shuffle: Shuffle::Window },
-        output: output(shape),
+        output: output(),
         index: IndexSpec::default(),
         split: None,
     }
@@ -119,7 +119,7 @@ impl Fixture {
             let mut shards = Vec::new();
             let mut first = 0;
             for (task, count) in (0..).map(TaskId).zip(&shape.tasks) {
-                let mut writer = ShardWriter::new(&root, &dataset(), epoch, task, Attempt(0), schema(&shape), &output(&shape)).unwrap();
+                let mut writer = ShardWriter::new(&root, &dataset(), epoch, task, Attempt(0), schema(&shape), &output()).unwrap();
                 for start in (first..first + count).step_by(64) {
                     writer.write(&rows(&shape, start..(start + 64).min(first + count))).await.unwrap();
                 }

@@ -25,6 +25,10 @@ use super::served::Served;
 use super::window::WindowData;
 use crate::engine::Engine;
 
+#[cfg(test)]
+#[path = "plan_info_tests.rs"]
+mod tests;
+
 /// Answers `forebay.plan`.
 ///
 /// # Errors

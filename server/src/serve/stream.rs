@@ -30,6 +30,10 @@ use super::served::Served;
 use super::window::{WindowData, WindowHandle};
 use crate::dispatcher::{Grant, Granted};
 
+#[cfg(test)]
+#[path = "stream_tests.rs"]
+mod tests;
+
 /// A block of granted batches, being sent.
 struct Block {
     grant: Grant,

@@ -61,7 +61,7 @@ async fn every_row_comes_once_with_its_own_values() {
     let reader = fixture.reader(ROOMY);
     let pass = plan(&fixture, &settings(), 0, None);
     assert!(pass.plan.windows() > 3, "the test needs several windows, has {}", pass.plan.windows());
-    assert!(pass.version.shards.len() > 3 && pass.groups.len() > 8);
+    assert_eq!((pass.version.shards.len(), pass.groups.len()), (11, 11));
     let batches = all(&reader, &pass, None).await.unwrap();
     let mut seen = BTreeSet::new();
     for (rows, found) in &batches {
@@ -77,6 +77,19 @@ async fn every_row_comes_once_with_its_own_values() {
     assert_eq!(seen, (0..557).collect());
     assert!(!batches[0].1.ids.is_sorted(), "a window is shuffled");
     assert_eq!(reader.loader.usage().pinned_bytes, 0);
+}
+
+#[tokio::test]
+async fn row_groups_inside_a_shard_are_cut_at_windows() {
+    let fixture = Fixture::new(Shape { tasks: vec![400], text_bytes: 40_000, ..Shape::default() }).await;
+    let reader = fixture.reader(ServeLimits { cache: 5 << 20, in_use: 64 << 20 });
+    let settings = JobSettings { window: 5 << 20, ..settings() };
+    let pass = plan(&fixture, &settings, 0, None);
+    assert!(pass.version.shards.len() == 1 && pass.groups.len() > 2 && pass.plan.windows() > 2);
+    let seen: Vec<i64> = all(&reader, &pass, None).await.unwrap().into_iter().flat_map(|(_, found)| found.ids).collect();
+    assert_eq!(seen.len(), 400);
+    assert_eq!(seen.into_iter().collect::<BTreeSet<_>>(), (0..400).collect());
+    assert!(reader.loader.usage().idle_bytes <= 5 << 20);
 }
 
 /// I7: the same identity gives the same bytes, cold or cached, whole or projected, from another reader.
