@@ -41,7 +41,10 @@ pub struct Double {
 pub fn chunk(first: i64, rows: usize, width: i32) -> RecordBatch {
     let ids = Int64Array::from_iter_values(first..first + rows as i64);
     let words: StringViewArray = (0..rows).map(|i| (i % 3 != 0).then(|| format!("word {i} that is too long to be inlined"))).collect();
-    let bytes: Vec<u8> = (0..rows).flat_map(|i| vec![(i as i64 + first) as u8; width as usize]).collect();
+    let mut bytes = Vec::with_capacity(rows * width as usize);
+    for row in 0..rows {
+        bytes.resize(bytes.len() + width as usize, (row as i64 + first) as u8);
+    }
     let item = Arc::new(Field::new("item", DataType::UInt8, false));
     let tensor = FixedSizeListArray::new(item.clone(), width, Arc::new(UInt8Array::from(bytes)), None);
     let metadata = [("ARROW:extension:name".to_owned(), "arrow.fixed_shape_tensor".to_owned())].into();
