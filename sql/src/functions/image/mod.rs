@@ -37,3 +37,6 @@ pub fn image_functions() -> Vec<ScalarUDF> {
     all.extend(ops::Op::ALL.iter().map(|op| ScalarUDF::from(udf::ImageUdf::new(*op))));
     all
 }
+
+#[cfg(test)]
+mod tests;
