@@ -59,7 +59,7 @@ fn wrong_values_of_the_environment_name_the_variable() {
 fn a_named_file_must_exist_and_the_dump_hides_the_token() {
     let error = Config::load(&[], |_| None, Some("/nowhere/forebay.toml")).unwrap_err();
     assert_eq!(error.kind, Kind::BadInput);
-    let config = load("token = \"secret\"", &[], &[]).unwrap();
+    let config = load("token = \"hunter2\"", &[], &[]).unwrap();
     let dump = format!("{:?}", config.dump());
-    assert!(dump.contains("(hidden)") && !dump.contains("secret"), "{dump}");
+    assert!(dump.contains("(hidden)") && !dump.contains("hunter2"), "{dump}");
 }
