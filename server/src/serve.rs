@@ -50,7 +50,8 @@ const KEPT: usize = 64;
 pub struct ServeLimits {
     /// Decoded row groups that nobody reads at the moment.
     pub cache: u64,
-    /// Windows in use, over all streams; a single window may be larger.
+    /// Windows in use, over all streams; a single window may be larger. A transport may hold on to the rows of the window before until it has the
+    /// next batch.
     pub in_use: u64,
 }
 

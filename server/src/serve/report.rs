@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use forebay_core::dispatch::StreamId;
+use forebay_core::dispatch::{State, StreamId, Volatile};
 use forebay_core::ids::{BatchId, ConsumerName, Incarnation, JobName, PassId};
 use forebay_core::{Error, Kind, Result};
 use parking_lot::Mutex;
@@ -29,10 +29,10 @@ pub(crate) struct StreamOf {
 enum Report {
     Sent(PassId, BatchId, u64),
     Acknowledged(PassId, Vec<u64>),
-    /// The stream's end, and whether the consumer leaves the job.
+    /// The stream's end, and whether the job is over for its consumer.
     Finish {
         clean: bool,
-        leave: bool,
+        over: bool,
         done: oneshot::Sender<Result<()>>,
     },
 }
@@ -69,9 +69,9 @@ impl Reporter {
     }
 
     /// Closes the stream after everything reported before it. `clean` as the dispatcher understands it.
-    pub(crate) async fn finish(&self, clean: bool, leave: bool) -> Result<()> {
+    pub(crate) async fn finish(&self, clean: bool, over: bool) -> Result<()> {
         let (done, answer) = oneshot::channel();
-        self.send(Report::Finish { clean, leave, done }).await?;
+        self.send(Report::Finish { clean, over, done }).await?;
         answer.await.map_err(|_| gone())?
     }
 
@@ -91,9 +91,9 @@ async fn run(dispatcher: Dispatcher, of: StreamOf, mut reports: mpsc::Receiver<R
         let mut open = Gathered::default();
         for report in batch.drain(..) {
             let kept = match report {
-                Report::Finish { clean, leave, done } => {
+                Report::Finish { clean, over, done } => {
                     let told = match open.flush(&dispatcher, &of).await {
-                        Ok(()) => finish(&dispatcher, &of, clean, leave).await,
+                        Ok(()) => finish(&dispatcher, &of, clean, over).await,
                         Err(error) => Err(error),
                     };
                     if told.is_err() {
@@ -119,9 +119,14 @@ fn note(failed: &Mutex<Option<Error>>, result: Result<()>) {
     }
 }
 
-async fn finish(dispatcher: &Dispatcher, of: &StreamOf, clean: bool, leave: bool) -> Result<()> {
+async fn finish(dispatcher: &Dispatcher, of: &StreamOf, clean: bool, over: bool) -> Result<()> {
     dispatcher.close_stream(&of.job, of.stream, clean).await?;
-    if leave {
+    let (job, consumer) = (of.job.clone(), of.consumer.clone());
+    let others = move |state: &State, _: &Volatile| {
+        state.jobs.get(&job).is_some_and(|job| job.streams.values().any(|stream| stream.open && stream.consumer == consumer))
+    };
+    // Leaving loses what a consumer holds on any stream, so the last one says it.
+    if over && !dispatcher.look(others).await? {
         dispatcher.leave_job(&of.job, &of.consumer).await?;
     }
     Ok(())

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use arrow::datatypes::SchemaRef;
@@ -90,7 +90,7 @@ impl ServedStream {
     pub(super) fn new(serving: Arc<Serving>, settings: Arc<JobSettings>, of: StreamOf, acks: Acks, served: Arc<Served>) -> Self {
         let reporter = Reporter::start(serving.dispatcher.clone(), of.clone());
         serving.metrics.job_streams.inc();
-        let control = Control { reporter: reporter.clone(), acks, pass: AtomicU32::new(0), left: AtomicBool::new(false) };
+        let control = Control { reporter: reporter.clone(), acks, pass: AtomicU32::new(0) };
         Self {
             serving,
             settings,
@@ -292,8 +292,8 @@ impl JobStream for ServedStream {
         let over = self.end == Some(End::Job);
         match self.acks {
             Acks::AtEnd => self.reporter.finish(true, over).await,
-            // A consumer that closes in the middle of a pass leaves; at a pass's end it comes back for the next.
-            Acks::Stream => self.reporter.finish(true, over || (self.end.is_none() && self.control.left.load(Ordering::Relaxed))).await,
+            // What it holds on this stream is lost. The consumer stays: it may have other streams, or come back for the next pass.
+            Acks::Stream => self.reporter.finish(true, over).await,
             // Its acknowledgements may come later by action: its lease decides.
             Acks::Action => self.reporter.finish(false, false).await,
         }
@@ -312,7 +312,6 @@ struct Control {
     acks: Acks,
     /// The pass of the newest batch.
     pass: AtomicU32,
-    left: AtomicBool,
 }
 
 #[async_trait]
@@ -326,9 +325,6 @@ impl JobControl for Control {
             }
             let pass = PassId(message.pass.unwrap_or_else(|| self.pass.load(Ordering::Relaxed)));
             self.reporter.acknowledged(pass, message.ack).await?;
-        }
-        if message.close {
-            self.left.store(true, Ordering::Relaxed);
         }
         Ok(())
     }
