@@ -47,7 +47,7 @@ Exit status: 0 done, 1 failed, 2 bad usage or bad input, 3 could not reach the s
 
 /// Feeds accelerators: pipelines become epochs in object storage, trainers draw batches of them over Arrow Flight, SQL answers what they saw.
 #[derive(Debug, Parser)]
-#[command(name = "forebay", version, after_help = EXAMPLES, propagate_version = true, max_term_width = 120)]
+#[command(name = "forebay", version, after_help = EXAMPLES, max_term_width = 120)]
 struct Cli {
     #[command(flatten)]
     connection: Connection,

@@ -66,7 +66,9 @@ fn a_server_that_is_not_there_is_status_3() {
 #[test]
 fn a_read_of_a_root_that_is_not_there_makes_none() {
     let folder = tempfile::tempdir().unwrap();
-    fails(folder.path(), 2, &["datasets", "--root", "nowhere"]);
+    for args in [&["datasets"][..], &["read", "digits"], &["jobs", "stop", "x"], &["datasets", "drop", "x"], &["sql", "SELECT 1"]] {
+        fails(folder.path(), 2, &[args, &["--root", "nowhere"]].concat());
+    }
     assert!(!folder.path().join("nowhere").exists());
 }
 

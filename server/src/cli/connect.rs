@@ -15,7 +15,9 @@ use crate::engine::{Engine, EngineConfig, RunningEngine};
 pub(super) enum Access {
     /// The journal is never opened for writing, and a root that isn't there is an error.
     Read,
-    Write,
+    /// The root has to be there.
+    Change,
+    Create,
 }
 
 /// How often two embedded commands that start at once may race for a root.
@@ -58,7 +60,7 @@ impl Session {
     }
 
     async fn at_root(config: &Config, url: &str, access: Access, token: Option<String>) -> Result<Self> {
-        let root = Root::open(url, access == Access::Write).await?;
+        let root = Root::open(url, access == Access::Create).await?;
         for race in 1..=RACES {
             if let Owner::Live(owner) = find_owner(&root).await? {
                 let client = Client::connect(&[owner.address], token).await?;

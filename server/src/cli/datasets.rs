@@ -79,7 +79,7 @@ pub(super) async fn run(connection: &Connection, args: DatasetsArgs, out: &Outpu
 /// One action that changes a root.
 async fn act(connection: &Connection, request: &DatasetsRequest) -> Outcome<Value> {
     let body = serde_json::to_value(request).map_err(|e| forebay_core::Error::internal(format!("writing the request: {e}")))?;
-    with(connection, Access::Write, async |client| {
+    with(connection, Access::Change, async |client| {
         let answers: Vec<Value> = client.action("forebay.datasets", body).await?.try_collect().await?;
         Ok(answers.into_iter().next().unwrap_or(Value::Null))
     })

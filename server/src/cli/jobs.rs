@@ -64,7 +64,7 @@ pub(super) async fn run(connection: &Connection, args: JobsArgs, out: &Output) -
             if out.json { out.json(&job) } else { show(&job, out) }
         }
         Some(JobsCommand::Stop { name }) => {
-            let answer = with(connection, Access::Write, async |client| Ok(client.stop_job(&name).await?)).await?;
+            let answer = with(connection, Access::Change, async |client| Ok(client.stop_job(&name).await?)).await?;
             if out.json { out.json(&answer) } else { out.line(format!("{name}: stopped")) }
         }
     }

@@ -68,7 +68,7 @@ pub(super) async fn run(connection: &Connection, args: MaterializeArgs, out: &Ou
     }
     let request = request(&args)?;
     let session = tokio::select! {
-        session = Session::open(&config, Access::Write) => session?,
+        session = Session::open(&config, Access::Create) => session?,
         () = interrupted() => return Err(Error::new(Kind::Cancelled, "interrupted before anything began").into()),
     };
     let result = follow(&session.client, &request, out).await;

@@ -93,7 +93,7 @@ pub(super) async fn run(connection: &Connection, args: ReadArgs, out: &Output) -
     let token = connection.settings(Vec::new())?.text("token").map(str::to_owned);
     let preview = !args.digest && !out.json;
     let read =
-        with_interrupt(connection, Access::Write, async |client| Ok(draw(client, token, &request, args.consumers, preview).await?)).await?;
+        with_interrupt(connection, Access::Change, async |client| Ok(draw(client, token, &request, args.consumers, preview).await?)).await?;
     if out.json {
         out.json(&read.json(&request))?
     } else {
