@@ -137,6 +137,6 @@ pub trait Backend: Send + Sync + 'static {
     async fn action(&self, name: &str, body: Value) -> Result<BoxStream<'static, Result<Value>>>;
 
     /// Creates or extends a dataset. `mode` is null, `append` or `replace`. Batches have been decoded and checked against their claims; an
-    /// error in the stream means that the put must leave nothing behind.
+    /// error in the stream means that the put must leave nothing behind, and so does dropping the future: the client went away.
     async fn put(&self, path: &[String], mode: Option<String>, source: BatchSource) -> Result<Value>;
 }

@@ -105,50 +105,40 @@ impl Encoder {
     /// # Errors
     /// `Internal` when a chunk is not of the encoder's schema.
     pub fn prepare(&mut self, chunks: &Arc<Vec<RecordBatch>>) -> Result<Arc<Prepared>> {
-        if let Some((of, prepared)) = &self.last
-            && Arc::ptr_eq(of, chunks)
-        {
-            return Ok(Arc::clone(prepared));
+        if let Some(prepared) = self.prepared(chunks) {
+            return Ok(prepared);
         }
-        let prepared = Arc::new(self.prepare_batches(chunks)?);
+        let prepared = prepare(&self.schema, self.converts, chunks)?;
+        Ok(self.keep(chunks, prepared))
+    }
+
+    /// As [`Encoder::prepare`]; a conversion of a whole window runs beside the async threads.
+    ///
+    /// # Errors
+    /// As [`Encoder::prepare`].
+    pub async fn prepare_beside(&mut self, chunks: &Arc<Vec<RecordBatch>>) -> Result<Arc<Prepared>> {
+        if !self.converts || self.prepared(chunks).is_some() {
+            return self.prepare(chunks);
+        }
+        let (schema, of) = (Arc::clone(&self.schema), Arc::clone(chunks));
+        let converted = tokio::task::spawn_blocking(move || prepare(&schema, true, &of));
+        let prepared = converted.await.map_err(|e| Error::internal(format!("converting a window: {e}")))??;
+        Ok(self.keep(chunks, prepared))
+    }
+
+    fn prepared(&self, chunks: &Arc<Vec<RecordBatch>>) -> Option<Arc<Prepared>> {
+        self.last.as_ref().filter(|(of, _)| Arc::ptr_eq(of, chunks)).map(|(_, prepared)| Arc::clone(prepared))
+    }
+
+    fn keep(&mut self, chunks: &Arc<Vec<RecordBatch>>, prepared: Prepared) -> Arc<Prepared> {
+        let prepared = Arc::new(prepared);
         self.last = Some((Arc::clone(chunks), Arc::clone(&prepared)));
-        Ok(prepared)
+        prepared
     }
 
     /// Lets go of the last window.
     pub fn forget(&mut self) {
         self.last = None;
-    }
-
-    fn prepare_batches(&self, chunks: &[RecordBatch]) -> Result<Prepared> {
-        let mut batches = Vec::with_capacity(chunks.len());
-        for chunk in chunks {
-            let batch = if self.converts { to_wire(chunk, &self.schema)? } else { chunk.clone() };
-            self.check_columns(batch.columns())?;
-            batches.push(batch);
-        }
-        let rows = batches.iter().map(RecordBatch::num_rows).collect();
-        let columns =
-            (0..self.schema.fields().len()).map(|column| batches.iter().map(|batch| batch.column(column).to_data()).collect()).collect();
-        Ok(Prepared { columns, batches, rows })
-    }
-
-    fn check_columns(&self, columns: &[ArrayRef]) -> Result<()> {
-        let fields = self.schema.fields();
-        if columns.len() != fields.len() {
-            return Err(Error::internal(format!("a chunk has {} columns, its stream {}", columns.len(), fields.len())));
-        }
-        for (column, field) in columns.iter().zip(fields) {
-            if column.data_type() != field.data_type() {
-                return Err(Error::internal(format!(
-                    "column `{}` of a chunk is {}, its stream says {}",
-                    field.name(),
-                    column.data_type(),
-                    field.data_type()
-                )));
-            }
-        }
-        Ok(())
     }
 
     /// Runs of the rows, checked against the chunks.
@@ -221,10 +211,40 @@ impl Encoder {
     /// # Errors
     /// As [`Encoder::prepare`] and [`Encoder::gather`].
     pub fn plain(&mut self, batch: &RecordBatch) -> Result<PlainMessages<'_>> {
-        let prepared = self.prepare_batches(std::slice::from_ref(batch))?;
+        let prepared = prepare(&self.schema, self.converts, std::slice::from_ref(batch))?;
         let total = batch.num_rows();
         Ok(PlainMessages { encoder: self, prepared, at: 0, total })
     }
+}
+
+fn prepare(schema: &SchemaRef, converts: bool, chunks: &[RecordBatch]) -> Result<Prepared> {
+    let mut batches = Vec::with_capacity(chunks.len());
+    for chunk in chunks {
+        let batch = if converts { to_wire(chunk, schema)? } else { chunk.clone() };
+        check_columns(schema, batch.columns())?;
+        batches.push(batch);
+    }
+    let rows = batches.iter().map(RecordBatch::num_rows).collect();
+    let columns = (0..schema.fields().len()).map(|column| batches.iter().map(|batch| batch.column(column).to_data()).collect()).collect();
+    Ok(Prepared { columns, batches, rows })
+}
+
+fn check_columns(schema: &SchemaRef, columns: &[ArrayRef]) -> Result<()> {
+    let fields = schema.fields();
+    if columns.len() != fields.len() {
+        return Err(Error::internal(format!("a chunk has {} columns, its stream {}", columns.len(), fields.len())));
+    }
+    for (column, field) in columns.iter().zip(fields) {
+        if column.data_type() != field.data_type() {
+            return Err(Error::internal(format!(
+                "column `{}` of a chunk is {}, its stream says {}",
+                field.name(),
+                column.data_type(),
+                field.data_type()
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Messages of one batch, made one at a time.

@@ -18,7 +18,6 @@ use super::stream::{self, Outlet};
 use crate::api::{ConsumerMessage, EndMessage};
 use crate::backend::{JobControl, JobEvent, JobStream};
 use crate::encode::Encoder;
-use crate::status::from_status;
 use crate::ticket::{Claim, looks_like_ticket};
 
 /// Credits that may stand open; more would only be a number.
@@ -61,7 +60,7 @@ async fn run(shared: Arc<Shared>, mut inbound: Streaming<FlightData>, outlet: Ou
 }
 
 async fn receive(inbound: &mut Streaming<FlightData>) -> Result<Option<FlightData>> {
-    inbound.message().await.map_err(|status| from_status(&status))
+    inbound.message().await.map_err(|status| super::inbound_error(&status))
 }
 
 async fn open(shared: &Shared, descriptor: Option<&FlightDescriptor>) -> Result<Box<dyn JobStream>> {

@@ -81,7 +81,7 @@ async fn send_job(mut job: Box<dyn JobStream>, outlet: Outlet) -> Result<()> {
 
 /// Sends one batch in as many messages as its bytes need, each made when there is room for it.
 pub(crate) async fn send_batch(encoder: &mut Encoder, part: &BatchPart, outlet: &Outlet) -> Result<()> {
-    let prepared = encoder.prepare(&part.chunks)?;
+    let prepared = encoder.prepare_beside(&part.chunks).await?;
     let cuts = encoder.cut(&prepared, &part.rows)?;
     let parts = cuts.len();
     for (number, cut) in cuts.into_iter().enumerate() {

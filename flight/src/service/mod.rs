@@ -12,19 +12,24 @@ mod sql;
 mod stream;
 
 use arrow_flight::flight_service_server::FlightServiceServer;
-use forebay_core::Result;
+use forebay_core::{Error, Kind, Result};
+use futures::FutureExt;
 use futures::future::BoxFuture;
 use std::convert::Infallible;
+use std::error::Error as _;
 use std::fmt;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
+use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 
 use crate::backend::Backend;
-use crate::status::to_status;
+use crate::status::{from_status, to_status};
 use crate::ticket::{Gate, TicketKey};
 use rpc::Rpc;
 
@@ -108,6 +113,20 @@ impl Flight {
     }
 }
 
+/// The error behind a message that did not come: a connection that broke is the client's going away, not a fault of ours.
+fn inbound_error(status: &Status) -> Error {
+    let error = from_status(status);
+    if status.source().is_some() { Error::new(Kind::Cancelled, format!("the client went away: {}", error.message)) } else { error }
+}
+
+/// Answers a call that panics with a status; without it the panic would take the connection's other streams along.
+async fn contained(call: impl Future<Output = Result<http::Response<Body>, Infallible>>) -> Result<http::Response<Body>, Infallible> {
+    AssertUnwindSafe(call)
+        .catch_unwind()
+        .await
+        .unwrap_or_else(|_| Ok(to_status(&Error::internal("the call failed inside the server")).into_http()))
+}
+
 impl NamedService for Flight {
     const NAME: &'static str = "arrow.flight.protocol.FlightService";
 }
@@ -129,11 +148,11 @@ impl tower::Service<http::Request<Body>> for Flight {
         match method.as_str() {
             "DoGet" => {
                 let shared = Arc::clone(&self.shared);
-                Box::pin(async move { Ok(get::respond(shared, request).await) })
+                Box::pin(contained(async move { Ok(get::respond(shared, request).await) }))
             }
             "DoExchange" => Box::pin(std::future::ready(Ok(exchange::respond(Arc::clone(&self.shared), request)))),
-            "DoPut" => self.put.call(request),
-            _ => self.rpc.call(request),
+            "DoPut" => Box::pin(contained(self.put.call(request))),
+            _ => Box::pin(contained(self.rpc.call(request))),
         }
     }
 }

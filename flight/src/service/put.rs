@@ -10,11 +10,10 @@ use std::sync::Arc;
 use tonic::Streaming;
 
 use super::command::{self, Command};
-use super::{Shared, sql};
+use super::{Shared, inbound_error, sql};
 use crate::api::PutCommand;
 use crate::backend::BatchSource;
 use crate::decode::{Decoded, Decoder};
-use crate::status::from_status;
 
 /// Messages up to here are decoded where they arrive; larger ones would hold up other streams.
 const INLINE: usize = 256 << 10;
@@ -22,7 +21,7 @@ const MODES: &[&str] = &["append", "replace"];
 
 /// Takes one put; the answer is the backend's JSON.
 pub(crate) async fn run(shared: &Arc<Shared>, mut inbound: Streaming<FlightData>) -> Result<PutResult> {
-    let first = inbound.message().await.map_err(|s| from_status(&s))?.ok_or_else(|| Error::bad_input("DoPut without a message"))?;
+    let first = inbound.message().await.map_err(|s| inbound_error(&s))?.ok_or_else(|| Error::bad_input("DoPut without a message"))?;
     let (path, mode) = target(first.flight_descriptor.as_ref(), &first.app_metadata)?;
     let mut reader = Reader { inbound, decoder: Decoder::guarded(shared.config.put_limit as u64) };
     let schema = match reader.decode(first).await? {
@@ -92,7 +91,7 @@ impl Reader {
     }
 
     async fn next(&mut self) -> Result<Option<RecordBatch>> {
-        while let Some(data) = self.inbound.message().await.map_err(|s| from_status(&s))? {
+        while let Some(data) = self.inbound.message().await.map_err(|s| inbound_error(&s))? {
             match self.decode(data).await? {
                 Decoded::Batch(batch) => return Ok(Some(batch)),
                 Decoded::Schema(_) => return Err(Error::bad_input("DoPut with two schemas")),

@@ -225,6 +225,7 @@ impl Backend for Double {
     async fn action(&self, name: &str, body: Value) -> Result<BoxStream<'static, Result<Value>>> {
         match name {
             "forebay.echo" => Ok(stream::iter([Ok(body.clone()), Ok(json!({ "again": body }))]).boxed()),
+            "forebay.panics" => panic!("a planted panic"),
             "forebay.fails" => Ok(stream::iter([Ok(json!(1)), Err(Error::failed_precondition("late"))]).boxed()),
             _ => Err(Error::unsupported(format!("the action `{name}`"))),
         }

@@ -154,6 +154,17 @@ async fn a_put_of_wrong_messages_is_refused() {
 }
 
 #[tokio::test]
+async fn a_panic_ends_its_call_alone() {
+    let server = Running::open(Double::new(5, 4, 5)).await;
+    let client = server.client().await;
+    // A stream that is open on the same connection goes on.
+    let mut echo = client.action("forebay.echo", json!(1)).await.unwrap();
+    assert_eq!(client.action("forebay.panics", json!({})).await.err().unwrap().kind, Kind::Internal);
+    assert_eq!(echo.next().await.unwrap().unwrap(), json!(1));
+    client.ping().await.unwrap();
+}
+
+#[tokio::test]
 async fn actions_are_json_both_ways() {
     let server = Running::open(Double::new(5, 4, 5)).await;
     let client = server.client().await;
