@@ -36,6 +36,7 @@ use crate::dispatcher::Dispatcher;
 use crate::engine::View;
 use crate::metrics::Metrics;
 use cache::Limits;
+use pass::Passes;
 use served::Served;
 pub use stream::Acks;
 use window::Loader;
@@ -63,6 +64,7 @@ type Compiled = (Arc<DatasetVersion>, Option<Vec<String>>, Arc<Served>);
 pub struct Reader {
     pub(crate) view: View,
     pub(crate) loader: Loader,
+    pub(crate) passes: Passes,
     /// Batches whose steps behind the cut run at once.
     pub(crate) making: Arc<Semaphore>,
     python: Arc<PythonPool>,
@@ -74,7 +76,7 @@ impl Reader {
         let limits = Limits { idle: limits.cache, pinned: limits.in_use, patience: PATIENCE };
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let loader = Loader::new(view.root().clone(), limits);
-        Arc::new(Self { loader, making: Arc::new(Semaphore::new(cores)), view, python, compiled: Mutex::default() })
+        Arc::new(Self { loader, passes: Passes::default(), making: Arc::new(Semaphore::new(cores)), view, python, compiled: Mutex::default() })
     }
 
     /// How a version's rows become a consumer's; the steps behind the cut are compiled once.

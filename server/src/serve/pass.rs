@@ -1,9 +1,10 @@
 //! One pass over one epoch of one version, planned.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use forebay_core::ids::{EpochId, JobName, PassId};
+use forebay_core::ids::{EpochId, Incarnation, JobName, PassId, VersionId};
 use forebay_core::job::JobSettings;
 use forebay_core::plan::{Plan, PlanRowGroup, PlanSettings, Selection};
 use forebay_core::random;
@@ -12,8 +13,10 @@ use forebay_core::{Error, Result};
 use forebay_storage::artifact::{self, Of};
 use forebay_storage::delta::DatasetVersion;
 use forebay_storage::root::Root;
+use parking_lot::Mutex;
 
-use crate::dispatcher::PassShape;
+use crate::dispatcher::{Grant, PassShape};
+use crate::engine::View;
 
 /// A filter's rows, with the name under which they are kept.
 pub(crate) type NamedSelection = (String, Arc<Selection>);
@@ -95,6 +98,60 @@ impl PassPlan {
             batches_per_window: self.plan.batches_per_window(),
             selection: self.selection.clone(),
         }
+    }
+}
+
+/// Which pass of which job; settings belong to the job's incarnation.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct PassKey {
+    job: JobName,
+    incarnation: Incarnation,
+    pass: PassId,
+    version: VersionId,
+    epoch: EpochId,
+    selection: Option<String>,
+}
+
+/// Plans of the passes that streams are in: streams of one job share theirs, with its selection.
+#[derive(Debug, Default)]
+pub(crate) struct Passes(Mutex<HashMap<PassKey, Weak<PassPlan>>>);
+
+impl Passes {
+    /// The plan of a granted pass.
+    ///
+    /// # Errors
+    /// As [`PassPlan::new`] and [`load_selection`]; `NotFound` when the version is gone.
+    pub(crate) async fn of_grant(
+        &self,
+        view: &View,
+        settings: &JobSettings,
+        incarnation: Incarnation,
+        grant: &Grant,
+    ) -> Result<Arc<PassPlan>> {
+        let key = PassKey {
+            job: settings.job.clone(),
+            incarnation,
+            pass: grant.pass,
+            version: grant.version,
+            epoch: grant.epoch,
+            selection: grant.selection.clone(),
+        };
+        if let Some(plan) = self.0.lock().get(&key).and_then(Weak::upgrade) {
+            return Ok(plan);
+        }
+        let version = view.version(&settings.dataset, Some(grant.version)).await?;
+        let selection = match &grant.selection {
+            Some(name) => Some(load_selection(view.root(), &settings.job, name).await?),
+            None => None,
+        };
+        let plan = Arc::new(PassPlan::new(version, grant.epoch, grant.pass, settings, selection)?);
+        let mut known = self.0.lock();
+        if let Some(first) = known.get(&key).and_then(Weak::upgrade) {
+            return Ok(first);
+        }
+        known.retain(|_, plan| plan.strong_count() > 0);
+        known.insert(key, Arc::downgrade(&plan));
+        Ok(plan)
     }
 }
 

@@ -24,7 +24,7 @@ use super::Serving;
 use super::cache::Admission;
 use super::making::{Making, MakingOf};
 use super::pace::Pace;
-use super::pass::{PassPlan, load_selection};
+use super::pass::PassPlan;
 use super::report::{Reporter, StreamOf};
 use super::served::Served;
 use super::window::{WindowData, WindowHandle};
@@ -158,12 +158,8 @@ impl ServedStream {
         }
         (self.open, self.ahead, self.making) = (None, None, Making::default());
         let reader = &self.serving.reader;
-        let version = reader.view.version(&self.settings.dataset, Some(grant.version)).await?;
-        let selection = match &grant.selection {
-            Some(name) => Some(load_selection(reader.view.root(), &self.of.job, name).await?),
-            None => None,
-        };
-        let served = reader.served(&version, self.settings.columns.as_deref()).await?;
+        let pass = reader.passes.of_grant(&reader.view, &self.settings, self.of.incarnation, grant).await?;
+        let served = reader.served(&pass.version, self.settings.columns.as_deref()).await?;
         if served.schema.fields() != self.served.schema.fields() {
             return Err(Error::failed_precondition(format!(
                 "job `{}`: version {} of dataset `{}` has other columns than this stream began with",
@@ -172,7 +168,6 @@ impl ServedStream {
             .with_remedy("open the job again"));
         }
         self.served = served;
-        let pass = Arc::new(PassPlan::new(version, grant.epoch, grant.pass, &self.settings, selection)?);
         self.pass = Some(Arc::clone(&pass));
         Ok(pass)
     }
