@@ -16,7 +16,7 @@ import pyarrow.parquet
 TABLE = os.environ["FOREBAY_SAMPLE_TABLE"]
 ROWS = 1000
 EPOCHS = 2
-UTC = datetime.timezone.utc
+UTC = datetime.UTC
 START = datetime.datetime(1970, 1, 1)
 
 
@@ -107,7 +107,7 @@ def test_duckdb_reads_the_files():
 
 
 def test_pyarrow_sees_tensors_as_fixed_size_bytes():
-    file = sorted(files())[0].removeprefix("file://")
+    file = min(files()).removeprefix("file://")
     table = pyarrow.parquet.read_table(file, partitioning=None)
     assert str(table.schema.field("image").type) == "fixed_size_binary[48]"
     first = numpy.frombuffer(table["image"][1].as_py(), dtype=numpy.uint8).reshape(4, 4, 3)
