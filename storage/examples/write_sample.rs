@@ -1,7 +1,8 @@
-//! Writes a small table with one column of each kind, for `python/tests/test_storage_interop.py`, which knows the values by their row number.
+//! Writes a small table with one column of each kind, for `python/tests/test_storage_interop.py`, which knows the values by their row
+//! number.
 //!
-//! `cargo run -p forebay-storage --example write_sample -- ROOT` prints the table's folder; with `check` behind it, the newest version of such a
-//! table is read, whoever wrote it last, and each row compared.
+//! `cargo run -p forebay-storage --example write_sample -- ROOT` prints the table's folder; with `check` behind it, the newest version of
+//! such a table is read, whoever wrote it last, and each row compared.
 
 use arrow::array::*;
 use arrow::datatypes::*;
@@ -63,7 +64,8 @@ fn batch(epoch: u32, ids: std::ops::Range<i64>) -> Result<RecordBatch> {
 }
 
 async fn write(root: &Root, name: &DatasetName) -> Result<()> {
-    let output = OutputSpec { cut: 0, shard_size: 1 << 20, row_group_size: 4 << 20, compression: Compression::Zstd(1), on_error: OnError::Fail };
+    let output =
+        OutputSpec { cut: 0, shard_size: 1 << 20, row_group_size: 4 << 20, compression: Compression::Zstd(1), on_error: OnError::Fail };
     let mut previous = None;
     for epoch in 0..EPOCHS {
         let mut shards = Vec::new();

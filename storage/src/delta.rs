@@ -1,12 +1,12 @@
 //! The Delta log of a dataset: which shards exist in which version.
 //!
-//! Owns: reading a version, the bytes of a commit, committing them at one exact version, dropping and vacuuming. Must not know: who commits and
-//! why, what is in a shard.
+//! Owns: reading a version, the bytes of a commit, committing them at one exact version, dropping and vacuuming. Must not know: who commits
+//! and why, what is in a shard.
 //!
-//! The log is read here and not through a library, for three reasons: an add action's tags (task, part, row groups) are what plans are made of
-//! and the libraries' file views leave them out; a commit must land at one exact version with journaled bytes or not at all, without a
-//! library's retries; and paths from a log must be refused before anything opens them. What is written is plain Delta (reader 1, writer 2, no
-//! features), and the tests read it back through `deltalake-core`, checkpoints included.
+//! The log is read here and not through a library, for three reasons: an add action's tags (task, part, row groups) are what plans are made
+//! of and the libraries' file views leave them out; a commit must land at one exact version with journaled bytes or not at all, without a
+//! library's retries; and paths from a log must be refused before anything opens them. What is written is plain Delta (reader 1, writer 2,
+//! no features), and the tests read it back through `deltalake-core`, checkpoints included.
 
 mod actions;
 mod commit;

@@ -1,8 +1,9 @@
 //! The place where everything is kept: one URL, opened once, for both majors of `object_store`.
 //!
-//! Owns: which URLs are understood, durability of the local store, the probe for conditional writes, timeouts and retries, and what a failed
-//! request means to a caller. Must not know: what is kept. Two majors of `object_store` meet here (0.13 under parquet and DataFusion, 0.14
-//! under slatedb); nobody else sees the difference. Credentials come from the standard environment variables and never enter a message.
+//! Owns: which URLs are understood, durability of the local store, the probe for conditional writes, timeouts and retries, and what a
+//! failed request means to a caller. Must not know: what is kept. Two majors of `object_store` meet here (0.13 under parquet and
+//! DataFusion, 0.14 under slatedb); nobody else sees the difference. Credentials come from the standard environment variables and never
+//! enter a message.
 
 mod durable;
 mod errors;
@@ -47,8 +48,8 @@ impl Root {
     /// writes is refused. Without it nothing is ever written here, so that a read-only root opens.
     ///
     /// # Errors
-    /// `BadInput` for a URL that isn't understood, `NotFound` for a local root that doesn't exist, `PermissionDenied` or `ResourceExhausted`
-    /// for one that can't be written, `Unsupported` for a store without conditional writes.
+    /// `BadInput` for a URL that isn't understood, `NotFound` for a local root that doesn't exist, `PermissionDenied` or
+    /// `ResourceExhausted` for one that can't be written, `Unsupported` for a store without conditional writes.
     pub async fn open(url: &str, create: bool) -> Result<Root> {
         Self::open_with(url, create, Arc::new(DiskSyncer)).await
     }
@@ -182,14 +183,16 @@ fn prepare_folder(path: &Path, create: bool, syncer: &dyn Syncer) -> Result<Path
         durable::create_folders(path, syncer).map_err(|e| io_error("create the root", &shown.to_string(), &e))?;
         let probe = path.join(format!(".forebay-probe-{}", uuid::Uuid::new_v4().simple()));
         std::fs::write(&probe, b"").and_then(|()| std::fs::remove_file(&probe)).map_err(|e| {
-            io_error("write to the root", &shown.to_string(), &e).with_remedy("choose a root that can be written, or make this one writable")
+            io_error("write to the root", &shown.to_string(), &e)
+                .with_remedy("choose a root that can be written, or make this one writable")
         })?;
     }
     match std::fs::metadata(path) {
         Ok(meta) if !meta.is_dir() => Err(Error::bad_input(format!("the root {shown} is a file")).with_remedy("give a folder")),
         Ok(_) => std::fs::canonicalize(path).map_err(|e| io_error("open the root", &shown.to_string(), &e)),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            Err(Error::not_found(format!("there is no root at {shown}")).with_remedy("check the path; `forebay materialize` makes a new root"))
+            Err(Error::not_found(format!("there is no root at {shown}"))
+                .with_remedy("check the path; `forebay materialize` makes a new root"))
         }
         Err(e) => Err(io_error("open the root", &shown.to_string(), &e)),
     }

@@ -3,7 +3,8 @@
 //! Owns: the mapping between them, the Delta schema JSON, which names and types are refused. Must not know: files, logs, object stores.
 //!
 //! - A fixed-shape tensor is `arrow.fixed_shape_tensor` over a fixed-size list in logical form and a fixed-size binary in stored form (same
-//!   bytes, little-endian, row-major), because Parquet pays levels per element of a list. Field metadata `forebay.tensor` keeps type and shape.
+//!   bytes, little-endian, row-major), because Parquet pays levels per element of a list. Field metadata `forebay.tensor` keeps type and
+//!   shape.
 //! - A ragged tensor (`arrow.variable_shape_tensor`) keeps its elements as one binary value per row for the same reason.
 //! - Types that Delta lacks are stored wider; field metadata `forebay.type` keeps the original in Arrow's notation.
 //! - Views and dictionaries are how an engine holds values, not what a user means: they become plain values.
@@ -91,7 +92,8 @@ fn map_field(field: &Field) -> Result<(Field, Field, Form)> {
     Ok((logical, stored, Form::Values))
 }
 
-/// Turns a logical batch (or one whose columns are views or dictionaries of its types) into its stored form. Columns are matched by position.
+/// Turns a logical batch (or one whose columns are views or dictionaries of its types) into its stored form. Columns are matched by
+/// position.
 ///
 /// # Errors
 /// A value that the stored type can't hold exactly (nanoseconds), a null inside a tensor, a batch that isn't of this schema.
@@ -116,8 +118,8 @@ pub fn encode(batch: &RecordBatch, schema: &StoredSchema) -> Result<RecordBatch>
     build(Arc::clone(&schema.stored), columns, batch.num_rows())
 }
 
-/// Turns stored columns into logical ones, matched by name, so that a projection gives a projection, in the schema's order. Tensors share the
-/// batch's buffers. A column of `schema` that the file lacks is left out here; the reader fills it in.
+/// Turns stored columns into logical ones, matched by name, so that a projection gives a projection, in the schema's order. Tensors share
+/// the batch's buffers. A column of `schema` that the file lacks is left out here; the reader fills it in.
 ///
 /// # Errors
 /// Stored bytes that aren't of the logged type, named with their column.
@@ -182,7 +184,11 @@ impl StoredSchema {
 fn build(schema: SchemaRef, columns: Vec<ArrayRef>, rows: usize) -> Result<RecordBatch> {
     for (field, column) in schema.fields().iter().zip(&columns) {
         if !field.is_nullable() && column.null_count() > 0 {
-            return Err(Error::bad_input(format!("column `{}` may not be null, and {} of {rows} rows are", field.name(), column.null_count())));
+            return Err(Error::bad_input(format!(
+                "column `{}` may not be null, and {} of {rows} rows are",
+                field.name(),
+                column.null_count()
+            )));
         }
     }
     RecordBatch::try_new_with_options(schema, columns, &RecordBatchOptions::new().with_row_count(Some(rows)))

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// One line of a commit: exactly one of these is set. Actions unknown here are ignored, as the protocol asks; what a reader may not ignore is
-/// guarded by the protocol action's features.
+/// One line of a commit: exactly one of these is set. Actions unknown here are ignored, as the protocol asks; what a reader may not ignore
+/// is guarded by the protocol action's features.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Line {
@@ -146,7 +146,8 @@ impl Add {
         }
     }
 
-    /// The shard that our tags describe; `None` for a file of another writer (no tags, or tags that aren't whole). `path` is the checked path.
+    /// The shard that our tags describe; `None` for a file of another writer (no tags, or tags that aren't whole). `path` is the checked
+    /// path.
     pub(super) fn shard(&self, path: &str, epoch: EpochId) -> Option<ShardMeta> {
         let tags = self.tags.as_ref()?;
         let tag = |key: &str| tags.get(key).and_then(Option::as_deref);

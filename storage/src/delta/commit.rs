@@ -47,7 +47,8 @@ pub enum CommitOutcome {
     Foreign,
 }
 
-/// The newline-delimited actions of one commit. Pure: the same arguments give the same bytes, so that they can be journaled before they are put.
+/// The newline-delimited actions of one commit. Pure: the same arguments give the same bytes, so that they can be journaled before they are
+/// put.
 ///
 /// # Errors
 /// `AlreadyExists` if the epoch is published and not replaced, `FailedPrecondition` if the schema differs from the table's, `Internal` for
@@ -192,8 +193,8 @@ fn remove(shard: &ShardMeta, now_ms: i64) -> Remove {
 /// conflict may have landed, and one that was tried again by the client meets itself.
 ///
 /// # Errors
-/// `FailedPrecondition` if the version before isn't there, `Unavailable` if the store doesn't tell in the end (try again with the same bytes),
-/// and what a store that can't be written says.
+/// `FailedPrecondition` if the version before isn't there, `Unavailable` if the store doesn't tell in the end (try again with the same
+/// bytes), and what a store that can't be written says.
 pub async fn commit_at(root: &Root, name: &DatasetName, version: VersionId, body: &str) -> Result<CommitOutcome> {
     prepare(root, name, version).await?;
     let path = paths::commit_file(name, version);

@@ -48,8 +48,7 @@ fn info(version: VersionId, lines: &[Line]) -> VersionInfo {
     let commit = lines.iter().find_map(|l| l.commit_info.as_ref());
     let text = |key: &str| commit.and_then(|c| c.get(key)).and_then(|v| v.as_str()).map(str::to_owned);
     let adds = || lines.iter().filter_map(|l| l.add.as_ref());
-    let mut epochs: Vec<_> =
-        adds().filter_map(|a| a.partition_values.get(EPOCH)?.as_deref()?.parse().ok().map(EpochId)).collect();
+    let mut epochs: Vec<_> = adds().filter_map(|a| a.partition_values.get(EPOCH)?.as_deref()?.parse().ok().map(EpochId)).collect();
     epochs.extend(commit.and_then(|c| c.get("forebay")?.get("epoch")?.as_u64()).and_then(|e| u32::try_from(e).ok()).map(EpochId));
     epochs.sort();
     epochs.dedup();

@@ -2,8 +2,8 @@
 
 use deltalake_core::{DeltaTable, DeltaTableBuilder};
 use forebay_core::ids::VersionId;
-use object_store::path::Path;
 use object_store::ObjectStoreExt;
+use object_store::path::Path;
 use std::collections::BTreeSet;
 use url::Url;
 

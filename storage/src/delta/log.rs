@@ -119,7 +119,8 @@ impl Replayed {
 pub(super) async fn replay(root: &Root, name: &DatasetName, files: &LogFiles, version: u64) -> Result<Replayed> {
     if !files.holds(version) {
         let newest = files.newest().unwrap_or_default();
-        return Err(Error::not_found(format!("the dataset `{name}` has no version {version}")).with_remedy(format!("its newest version is {newest}")));
+        return Err(Error::not_found(format!("the dataset `{name}` has no version {version}"))
+            .with_remedy(format!("its newest version is {newest}")));
     }
     let mut replayed = Replayed::default();
     let checkpoint = files.checkpoints.range(..=version).next_back();

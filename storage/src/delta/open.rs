@@ -120,7 +120,8 @@ fn foreign_shard(add: &Add, path: String, epoch: EpochId) -> ShardMeta {
     }
 }
 
-/// Gives files of other writers task numbers behind ours and their row groups from their footers. The same version gives the same order anywhere.
+/// Gives files of other writers task numbers behind ours and their row groups from their footers. The same version gives the same order
+/// anywhere.
 async fn adopt(root: &Root, name: &DatasetName, ours: &[ShardMeta], mut foreign: Vec<ShardMeta>) -> Result<Vec<ShardMeta>> {
     foreign.sort_by(|a, b| (a.epoch, &a.path).cmp(&(b.epoch, &b.path)));
     let mut next: BTreeMap<EpochId, u32> = BTreeMap::new();

@@ -49,6 +49,12 @@ async fn put_commit(root: &Root, version: u64, lines: &[serde_json::Value]) {
     root.store().put(&paths::commit_file(&name(), VersionId(version)), body.into()).await.unwrap();
 }
 
+/// An add action without tags, as another program writes it; `epoch` is none for a file that belongs to no partition.
+fn foreign_add(path: &str, epoch: Option<u32>, size: u64) -> serde_json::Value {
+    let partition: serde_json::Map<_, _> = epoch.map(|e| ("epoch".to_owned(), e.to_string().into())).into_iter().collect();
+    serde_json::json!({"add": {"path": path, "partitionValues": partition, "size": size, "modificationTime": 1, "dataChange": true}})
+}
+
 #[tokio::test]
 async fn versions_are_read_back_each_with_what_it_had() {
     let root = memory().await;
@@ -72,10 +78,10 @@ async fn versions_are_read_back_each_with_what_it_had() {
     assert!(beyond.kind == Kind::NotFound && beyond.to_string().contains("newest version is 1"), "{beyond}");
     assert_eq!(list_datasets(&root).await.unwrap(), [name()]);
     let history = versions(&root, &name()).await.unwrap();
-    assert_eq!(history.iter().map(|v| (v.version.0, v.epochs.clone(), v.shards_added)).collect::<Vec<_>>(), [
-        (0, vec![EpochId(0)], 2),
-        (1, vec![EpochId(1)], 2)
-    ]);
+    assert_eq!(
+        history.iter().map(|v| (v.version.0, v.epochs.clone(), v.shards_added)).collect::<Vec<_>>(),
+        [(0, vec![EpochId(0)], 2), (1, vec![EpochId(1)], 2)]
+    );
     assert_eq!(history[0].operation, "CREATE TABLE AS SELECT");
 }
 
@@ -129,8 +135,15 @@ async fn a_published_epoch_and_other_columns_are_refused_and_replace_starts_anew
     let other = Arc::new(Schema::new(vec![Field::new("_id", DataType::Int64, false), Field::new("label", DataType::Utf8, true)]));
     let error = commit_body(Some(&version), &epoch_commit(1, Arc::clone(&other), vec![])).unwrap_err();
     assert_eq!(error.kind, Kind::FailedPrecondition);
-    assert!(error.message.contains("`label uint8` is now `label string`") && error.message.contains("without `image uint8[64,64]`"), "{error}");
-    let replace = EpochCommit { replace: true, properties: [("forebay.fingerprint".to_owned(), "new".to_owned())].into(), ..epoch_commit(0, Arc::clone(&other), vec![]) };
+    assert!(
+        error.message.contains("`label uint8` is now `label string`") && error.message.contains("without `image uint8[64,64]`"),
+        "{error}"
+    );
+    let replace = EpochCommit {
+        replace: true,
+        properties: [("forebay.fingerprint".to_owned(), "new".to_owned())].into(),
+        ..epoch_commit(0, Arc::clone(&other), vec![])
+    };
     let replaced = publish(&root, &replace).await;
     assert_eq!((replaced.version, replaced.schema.as_ref()), (VersionId(1), other.as_ref()));
     assert_eq!(replaced.properties["forebay.fingerprint"], "new");
@@ -142,8 +155,21 @@ async fn a_published_epoch_and_other_columns_are_refused_and_replace_starts_anew
 #[tokio::test]
 async fn paths_that_lead_out_of_the_table_are_refused() {
     for path in [
-        "/etc/passwd", "../other/x.parquet", "epoch=0/../../x", "s3://bucket/x", "file:///etc/passwd", "a//b", "./x", "epoch=0\\x", "%2e%2e/x",
-        "%2Fetc/passwd", "epoch=0/%252e%252e/x", "_delta_log/x", "_forebay/secret", "", "x%00",
+        "/etc/passwd",
+        "../other/x.parquet",
+        "epoch=0/../../x",
+        "s3://bucket/x",
+        "file:///etc/passwd",
+        "a//b",
+        "./x",
+        "epoch=0\\x",
+        "%2e%2e/x",
+        "%2Fetc/passwd",
+        "epoch=0/%252e%252e/x",
+        "_delta_log/x",
+        "_forebay/secret",
+        "",
+        "x%00",
     ] {
         let error = paths::checked(path).unwrap_err();
         assert_eq!(error.kind, Kind::Corrupt, "{path}");
@@ -151,7 +177,7 @@ async fn paths_that_lead_out_of_the_table_are_refused() {
     assert_eq!(paths::checked("epoch=0/part%20a.parquet").unwrap(), "epoch=0/part a.parquet");
     let root = memory().await;
     publish_epoch(&root, 0).await;
-    let add = serde_json::json!({"add": {"path": "../../secret.parquet", "partitionValues": {"epoch": "1"}, "size": 1, "modificationTime": 1, "dataChange": true}});
+    let add = foreign_add("../../secret.parquet", Some(1), 1);
     put_commit(&root, 1, &[add]).await;
     let error = open_version(&root, &name(), None).await.unwrap_err();
     assert!(error.kind == Kind::Corrupt && error.message.contains("secret.parquet"), "{error}");
@@ -165,8 +191,7 @@ async fn files_of_another_writer_come_after_ours_by_their_footers() {
     let shards = write(&root, 0, 9, &[rows(5000, 20)], &output(1 << 30, Compression::None)).await;
     let copy = "epoch=0/part-0 of 1.zstd.parquet";
     root.store().rename(&crate::shard::shard_path(&name(), &shards[0].path), &crate::shard::shard_path(&name(), copy)).await.unwrap();
-    let add = serde_json::json!({"add": {"path": copy.replace(' ', "%20"), "partitionValues": {"epoch": "0"}, "size": shards[0].size,
-        "modificationTime": 1, "dataChange": true}});
+    let add = foreign_add(&copy.replace(' ', "%20"), Some(0), shards[0].size);
     put_commit(&root, 1, &[add]).await;
     let version = open_version(&root, &name(), None).await.unwrap();
     let last = version.shards.last().unwrap();
@@ -186,22 +211,27 @@ async fn what_cannot_be_read_rightly_is_refused_with_the_reason() {
             open_version(&root, &name(), None).await.unwrap_err()
         }
     };
-    let protocol = serde_json::json!({"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["deletionVectors"], "writerFeatures": []}});
+    let protocol = serde_json::json!({"protocol": {"minReaderVersion": 3, "minWriterVersion": 7,
+        "readerFeatures": ["deletionVectors"], "writerFeatures": []}});
     let error = refuse(vec![protocol]).await;
     assert!(error.kind == Kind::Unsupported && error.message.contains("deletionVectors"), "{error}");
-    let add = serde_json::json!({"add": {"path": "epoch=0/x.parquet", "partitionValues": {"epoch": "0"}, "size": 1, "modificationTime": 1, "dataChange": true,
-        "deletionVector": {"storageType": "u"}}});
+    let mut add = foreign_add("epoch=0/x.parquet", Some(0), 1);
+    add["add"]["deletionVector"] = serde_json::json!({"storageType": "u"});
     let error = refuse(vec![add]).await;
     assert!(error.kind == Kind::Unsupported && error.message.contains("epoch=0/x.parquet"), "{error}");
-    let add = serde_json::json!({"add": {"path": "x.parquet", "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": true}});
+    let add =
+        serde_json::json!({"add": {"path": "x.parquet", "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": true}});
     let error = refuse(vec![add]).await;
     assert!(error.message.contains("x.parquet") && error.message.contains("no epoch"), "{error}");
-    let missing = serde_json::json!({"add": {"path": "epoch=0/gone.parquet", "partitionValues": {"epoch": "0"}, "size": 100, "modificationTime": 1, "dataChange": true}});
+    let missing = foreign_add("epoch=0/gone.parquet", Some(0), 100);
     let error = refuse(vec![missing]).await;
     assert!(error.message.contains("epoch=0/gone.parquet"), "{error}");
     root.store().put(&paths::commit_file(&name(), VersionId(1)), "{not json\n".into()).await.unwrap();
     let error = open_version(&root, &name(), None).await.unwrap_err();
-    assert!(error.kind == Kind::Corrupt && error.message.contains("00000000000000000001.json") && error.message.contains("line 1"), "{error}");
+    assert!(
+        error.kind == Kind::Corrupt && error.message.contains("00000000000000000001.json") && error.message.contains("line 1"),
+        "{error}"
+    );
     root.store().delete(&paths::commit_file(&name(), VersionId(1))).await.unwrap();
     put_commit(&root, 2, &[]).await;
     let error = open_version(&root, &name(), None).await.unwrap_err();

@@ -21,8 +21,8 @@ pub struct Swept {
     pub bytes: u64,
 }
 
-/// Removes a dataset with all its versions. The log's beginning goes first: from then on the dataset doesn't exist, however far the rest got,
-/// and the same call again finishes the rest.
+/// Removes a dataset with all its versions. The log's beginning goes first: from then on the dataset doesn't exist, however far the rest
+/// got, and the same call again finishes the rest.
 ///
 /// # Errors
 /// `NotFound` if there is nothing of that name, failures of the store.
@@ -66,9 +66,9 @@ pub(super) async fn delete_log(root: &Root, name: &DatasetName) -> Result<Swept>
     Ok(swept)
 }
 
-/// Removes files that the newest version doesn't name, that are older than `older_than` and that left the table (or appeared) that long ago.
-/// `keep` names files that are staged and not yet published, and those of versions that jobs have pinned, relative to the table. The log and
-/// private folders stay.
+/// Removes files that the newest version doesn't name, that are older than `older_than` and that left the table (or appeared) that long
+/// ago. `keep` names files that are staged and not yet published, and those of versions that jobs have pinned, relative to the table. The
+/// log and private folders stay.
 ///
 /// # Errors
 /// `NotFound` for a dataset that doesn't exist, failures of the store.
@@ -107,7 +107,8 @@ pub async fn vacuum(root: &Root, name: &DatasetName, older_than: Duration, dry_r
     Ok(swept)
 }
 
-/// The local store hides files that a writer didn't finish (`#` and digits at the end of their names); a writer that died left them for good.
+/// The local store hides files that a writer didn't finish (`#` and digits at the end of their names); a writer that died left them for
+/// good.
 async fn sweep_staged(root: &Root, name: &DatasetName, limit_ms: i64, dry_run: bool, swept: &mut Swept) -> Result<()> {
     let Some(table) = root.local_path().map(|p| p.join("datasets").join(name.as_str())) else {
         return Ok(());

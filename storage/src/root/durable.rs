@@ -1,8 +1,8 @@
 //! A local store whose writes survive power loss.
 //!
 //! `object_store` 0.13 publishes atomically and never calls fsync. Here a file's bytes reach the disk *before* its name appears, so that no
-//! crash leaves a name with half a file behind it, and the folder that holds the name is synced before the call returns. Reading and listing
-//! are the library's own.
+//! crash leaves a name with half a file behind it, and the folder that holds the name is synced before the call returns. Reading and
+//! listing are the library's own.
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
@@ -10,8 +10,8 @@ use futures::{FutureExt, StreamExt};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMode, PutMultipartOptions, PutOptions,
-    PutPayload, PutResult, RenameOptions, Result, UploadPart,
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMode, PutMultipartOptions,
+    PutOptions, PutPayload, PutResult, RenameOptions, Result, UploadPart,
 };
 use parking_lot::Mutex;
 use std::fmt;
@@ -153,11 +153,7 @@ impl DurableLocal {
     }
 
     fn refuse_attributes(&self, empty: bool) -> Result<()> {
-        if empty {
-            Ok(())
-        } else {
-            Err(Error::NotImplemented { operation: "attributes".to_owned(), implementer: self.to_string() })
-        }
+        if empty { Ok(()) } else { Err(Error::NotImplemented { operation: "attributes".to_owned(), implementer: self.to_string() }) }
     }
 
     /// Syncs the names at `to` (and the one that is gone from `from`), with every folder up to the root that may be new.

@@ -5,8 +5,16 @@ use std::io;
 
 /// Environment variables whose values must never be shown.
 const SECRET_VARIABLES: &[&str] = &[
-    "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY",
-    "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_CLIENT_SECRET", "AZURE_CLIENT_SECRET", "GOOGLE_SERVICE_ACCOUNT_KEY",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_ACCESS_KEY_ID",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_ACCESS_KEY",
+    "AZURE_STORAGE_SAS_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_CLIENT_SECRET",
+    "AZURE_CLIENT_SECRET",
+    "GOOGLE_SERVICE_ACCOUNT_KEY",
 ];
 
 /// What an I/O error on `place` means; `doing` is a verb with its object: "write the shard".
@@ -81,8 +89,8 @@ fn is_network(kind: io::ErrorKind) -> bool {
     )
 }
 
-/// Takes out of a text what may be a secret: the queries of URLs (they may be signed), what stands before an `@` in one, and the values of the
-/// environment's credentials.
+/// Takes out of a text what may be a secret: the queries of URLs (they may be signed), what stands before an `@` in one, and the values of
+/// the environment's credentials.
 pub fn redact(text: &str) -> String {
     let mut text = text.to_owned();
     for variable in SECRET_VARIABLES {

@@ -182,7 +182,10 @@ fn errors_of_the_disk_say_what_happened() {
     assert_eq!(full.message, "can't write the shard /data/x: disk full");
     let wrapped = object_store::Error::Generic { store: "local", source: Box::new(io::Error::from_raw_os_error(30)) };
     let read_only = store_error("write the shard", "/data/x", &wrapped);
-    assert_eq!((read_only.kind, read_only.message.as_str()), (Kind::PermissionDenied, "can't write the shard /data/x: read-only file system"));
+    assert_eq!(
+        (read_only.kind, read_only.message.as_str()),
+        (Kind::PermissionDenied, "can't write the shard /data/x: read-only file system")
+    );
     let denied = object_store::Error::Generic { store: "local", source: Box::new(io::Error::from_raw_os_error(13)) };
     assert_eq!(store_error("write", "x", &denied).kind, Kind::PermissionDenied);
     let refused = object_store::Error::Generic { store: "S3", source: Box::new(io::Error::from_raw_os_error(111)) };

@@ -168,8 +168,8 @@ fn slice_bytes(batch: &RecordBatch, start: usize, rows: usize) -> u64 {
     batch.columns().iter().map(|c| c.slice(start, rows).to_data().get_slice_memory_size().unwrap_or(0) as u64).sum()
 }
 
-/// Dictionaries only where values may repeat: small scalars. On tensors, floats and blobs a dictionary is a megabyte of waste before it is given up,
-/// and their least and greatest values are noise that makes footers heavy.
+/// Dictionaries only where values may repeat: small scalars. On tensors, floats and blobs a dictionary is a megabyte of waste before it is
+/// given up, and their least and greatest values are noise that makes footers heavy.
 fn properties(schema: &StoredSchema, compression: Compression) -> Result<WriterProperties> {
     let codec = match compression {
         Compression::None => Codec::UNCOMPRESSED,
@@ -198,7 +198,8 @@ fn properties(schema: &StoredSchema, compression: Compression) -> Result<WriterP
             DataType::Utf8 | DataType::LargeUtf8 => true,
             _ => false,
         };
-        let small = repeats || field.data_type().is_floating() || matches!(field.data_type(), DataType::Boolean | DataType::Decimal128(_, _));
+        let small =
+            repeats || field.data_type().is_floating() || matches!(field.data_type(), DataType::Boolean | DataType::Decimal128(_, _));
         if field.name() == ID {
             // Rows come in key order: differences of ids are small, and a dictionary of distinct values is none.
             builder = builder.set_column_encoding(path.clone(), Encoding::DELTA_BINARY_PACKED);

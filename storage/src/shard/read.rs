@@ -31,12 +31,12 @@ const FOOTER_GUESS: usize = 64 << 10;
 /// A foreign file's row group may be huge; its batches aren't.
 const BATCH_BYTES: u64 = 64 << 20;
 
-/// Reads rows of one row group in logical types, usually as one batch. `shard` counts in [`DatasetVersion::shards`], `row_group` in that shard,
-/// `rows` in that row group (all of it for `None`); `columns` keeps its order (all of them for `None`).
+/// Reads rows of one row group in logical types, usually as one batch. `shard` counts in [`DatasetVersion::shards`], `row_group` in that
+/// shard, `rows` in that row group (all of it for `None`); `columns` keeps its order (all of them for `None`).
 ///
 /// # Errors
-/// `BadInput` for an unknown column or rows outside the row group, `NotFound` when the file is gone (vacuumed or dropped), `Corrupt` when its
-/// bytes aren't what the log says.
+/// `BadInput` for an unknown column or rows outside the row group, `NotFound` when the file is gone (vacuumed or dropped), `Corrupt` when
+/// its bytes aren't what the log says.
 pub async fn read_row_group(
     root: &Root,
     version: &DatasetVersion,
@@ -92,10 +92,10 @@ pub(crate) async fn load_footer(root: &Root, name: &DatasetName, shard: &ShardMe
 }
 
 fn footer_error(root: &Root, path: &Path, error: ParquetError) -> Error {
-    if let ParquetError::External(inner) = &error {
-        if let Some(error) = inner.downcast_ref::<Error>() {
-            return error.clone();
-        }
+    if let ParquetError::External(inner) = &error
+        && let Some(error) = inner.downcast_ref::<Error>()
+    {
+        return error.clone();
     }
     Error::corrupt(format!("{} isn't a readable Parquet file: {error}", root.place(path)))
 }
@@ -130,7 +130,8 @@ impl ReadPlan {
     fn new(footer: &ArrowReaderMetadata, stored: &StoredSchema, indices: &[usize], row_group: usize) -> Self {
         let file = footer.parquet_schema();
         let names: Vec<&str> = indices.iter().map(|&i| stored.stored.field(i).name().as_str()).collect();
-        let roots: Vec<usize> = file.root_schema().get_fields().iter().enumerate().filter(|(_, f)| names.contains(&f.name())).map(|(i, _)| i).collect();
+        let roots: Vec<usize> =
+            file.root_schema().get_fields().iter().enumerate().filter(|(_, f)| names.contains(&f.name())).map(|(i, _)| i).collect();
         let mask = ProjectionMask::roots(file, roots);
         let group = footer.metadata().row_group(row_group);
         let mut ranges = Vec::new();

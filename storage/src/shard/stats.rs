@@ -1,5 +1,5 @@
-//! The statistics of a shard as Delta's add action carries them: counts for every column, least and greatest value for small scalars only, so
-//! that the log of a dataset of images stays small.
+//! The statistics of a shard as Delta's add action carries them: counts for every column, least and greatest value for small scalars only,
+//! so that the log of a dataset of images stays small.
 
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use arrow::compute::{max, max_string, min, min_string};

@@ -94,7 +94,10 @@ async fn rows_come_back_from_shards_cut_by_bytes() {
     // 16 MiB of images in odd batches: row groups of 4 MiB (the least), shards of two.
     let batches: Vec<_> = (0..8).map(|i| rows(i * 500, 500)).collect();
     let shards = write(&root, 0, 3, &batches, &output(8_000_000, Compression::None)).await;
-    assert_eq!(shards.iter().map(|s| s.path.as_str()).collect::<Vec<_>>(), ["epoch=0/000003-000-0.parquet", "epoch=0/000003-001-0.parquet"]);
+    assert_eq!(
+        shards.iter().map(|s| s.path.as_str()).collect::<Vec<_>>(),
+        ["epoch=0/000003-000-0.parquet", "epoch=0/000003-001-0.parquet"]
+    );
     assert_eq!(shards.iter().map(ShardMeta::rows).sum::<u64>(), 4000);
     for group in shards.iter().flat_map(|s| &s.row_groups) {
         assert!(group.bytes < 4_400_000, "{group:?}");

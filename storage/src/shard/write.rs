@@ -8,18 +8,18 @@ use forebay_core::shard::ShardMeta;
 use forebay_core::{Error, Result};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::blocking;
 use super::encode::{Closed, Encoder, Step};
 use super::name::{ShardName, shard_path};
 use super::upload::{Upload, delete, exists};
-use super::blocking;
 use crate::root::Root;
 use crate::types::to_stored;
 
 /// How often a taken name is stepped over before that is taken for a fault.
 const MAX_GENERATIONS: u32 = 10_000;
 
-/// Turns a task's rows into shards. Rows arrive in key order, `_id`, `_part` (where rows were multiplied) and `_source` first; nothing is visible
-/// to anyone until a commit names the shards. No rows give no shards.
+/// Turns a task's rows into shards. Rows arrive in key order, `_id`, `_part` (where rows were multiplied) and `_source` first; nothing is
+/// visible to anyone until a commit names the shards. No rows give no shards.
 pub struct ShardWriter {
     root: Root,
     name: DatasetName,
@@ -68,10 +68,12 @@ impl ShardWriter {
         self.bytes
     }
 
-    /// Adds a batch. Encoding happens on a blocking thread, one row group at a time, and each one's bytes are on their way before the next begins.
+    /// Adds a batch. Encoding happens on a blocking thread, one row group at a time, and each one's bytes are on their way before the next
+    /// begins.
     ///
     /// # Errors
-    /// Values that can't be stored (column and row named), and failures of the store. After an error only [`ShardWriter::abort`] makes sense.
+    /// Values that can't be stored (column and row named), and failures of the store. After an error only [`ShardWriter::abort`] makes
+    /// sense.
     pub async fn write(&mut self, batch: &RecordBatch) -> Result<()> {
         let mut start = 0;
         while start < batch.num_rows() {
@@ -107,7 +109,8 @@ impl ShardWriter {
     }
 
     async fn encode(&mut self, work: impl FnOnce(&mut Encoder) -> Result<Step> + Send + 'static) -> Result<Step> {
-        let mut encoder = self.encoder.take().ok_or_else(|| Error::internal("the shard writer was interrupted in the middle of a write"))?;
+        let mut encoder =
+            self.encoder.take().ok_or_else(|| Error::internal("the shard writer was interrupted in the middle of a write"))?;
         let (encoder, step) = blocking(move || {
             let step = work(&mut encoder);
             Ok((encoder, step))

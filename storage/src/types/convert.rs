@@ -1,7 +1,7 @@
 //! Values between a logical and a stored type, exactly: what can't be held is an error that names the column and a row.
 //!
-//! Arrow's own cast does the leaves that can't lose anything. Timestamps and nesting are done here, because a cast would truncate nanoseconds
-//! silently and would need a time zone database to change the name of a zone.
+//! Arrow's own cast does the leaves that can't lose anything. Timestamps and nesting are done here, because a cast would truncate
+//! nanoseconds silently and would need a time zone database to change the name of a zone.
 
 use arrow::array::{
     Array, ArrayRef, AsArray, FixedSizeBinaryBuilder, FixedSizeListArray, GenericListArray, MapArray, NullArray, OffsetSizeTrait,
@@ -45,9 +45,7 @@ pub(super) fn convert(array: &ArrayRef, to: &DataType, column: &str) -> Result<A
         (DataType::LargeList(_), DataType::LargeList(item)) => list(array.as_list::<i64>(), item, column),
         (DataType::List(f), DataType::LargeList(_)) => convert(&cast(array, &DataType::LargeList(Arc::clone(f)), column)?, to, column),
         (DataType::LargeList(f), DataType::List(_)) => convert(&cast(array, &DataType::List(Arc::clone(f)), column)?, to, column),
-        (DataType::FixedSizeList(f, _), DataType::List(_)) => {
-            convert(&cast(array, &DataType::List(Arc::clone(f)), column)?, to, column)
-        }
+        (DataType::FixedSizeList(f, _), DataType::List(_)) => convert(&cast(array, &DataType::List(Arc::clone(f)), column)?, to, column),
         (DataType::List(_), DataType::FixedSizeList(item, _)) => {
             let inner = convert(array, &DataType::List(Arc::clone(item)), column)?;
             cast(&inner, to, column)
@@ -192,9 +190,9 @@ fn fixed_size(array: &ArrayRef, size: i32, column: &str) -> Result<ArrayRef> {
     let mut builder = FixedSizeBinaryBuilder::with_capacity(binary.len(), size);
     for (row, value) in binary.iter().enumerate() {
         match value {
-            Some(value) => builder.append_value(value).map_err(|_| {
-                misfit(column, &format!("row {row} of the batch has {} bytes where {size} were expected", value.len()))
-            })?,
+            Some(value) => builder
+                .append_value(value)
+                .map_err(|_| misfit(column, &format!("row {row} of the batch has {} bytes where {size} were expected", value.len())))?,
             None => builder.append_null(),
         }
     }

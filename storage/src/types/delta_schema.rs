@@ -72,9 +72,7 @@ pub(super) fn arrow_type(delta: &Value, column: &str) -> Result<DataType> {
     let part = |key: &str| delta.get(key).ok_or_else(unknown);
     let flag = |key: &str| delta.get(key).and_then(Value::as_bool).unwrap_or(true);
     match part("type")?.as_str() {
-        Some("array") => {
-            Ok(DataType::List(Arc::new(Field::new("item", arrow_type(part("elementType")?, column)?, flag("containsNull")))))
-        }
+        Some("array") => Ok(DataType::List(Arc::new(Field::new("item", arrow_type(part("elementType")?, column)?, flag("containsNull"))))),
         Some("struct") => {
             let fields = part("fields")?.as_array().ok_or_else(unknown)?;
             let fields = fields.iter().map(|f| plain_field(f).map(|(field, _)| field)).collect::<Result<Vec<_>>>()?;

@@ -42,8 +42,11 @@ pub(super) fn check_stored_columns(schema: &Schema) -> Result<()> {
             PART => &[DataType::Int32],
             SOURCE | SPLIT => &[DataType::Utf8, DataType::Utf8View, DataType::LargeUtf8],
             EPOCH | SCORE => {
-                return Err(Error::bad_input(format!("the column name `{}` is reserved", field.name()))
-                    .with_remedy(format!("rename it: `\"{0}\" AS {1}`", field.name(), suggestion(field.name()))));
+                return Err(Error::bad_input(format!("the column name `{}` is reserved", field.name())).with_remedy(format!(
+                    "rename it: `\"{0}\" AS {1}`",
+                    field.name(),
+                    suggestion(field.name())
+                )));
             }
             _ => continue,
         };

@@ -124,7 +124,9 @@ proptest! {
     }
 
     #[test]
-    fn any_tensor_comes_back(shape in proptest::collection::vec(1_usize..5, 1..4), element in leaf(), rows in 0_usize..9, from in 0_usize..9, seed: u64) {
+    fn any_tensor_comes_back(
+        shape in proptest::collection::vec(1_usize..5, 1..4), element in leaf(), rows in 0_usize..9, from in 0_usize..9, seed: u64
+    ) {
         prop_assume!(element.is_integer() || element.is_floating() || element == DataType::Boolean);
         let field = tensor_field("t", &element, &shape);
         let size = shape.iter().product::<usize>();

@@ -3,8 +3,7 @@
 //! Stored elements are little-endian; on a big-endian host the bytes would have to be swapped, which is refused rather than guessed.
 
 use arrow::array::{
-    Array, ArrayRef, AsArray, BinaryArray, BooleanArray, FixedSizeBinaryArray, FixedSizeListArray, ListArray, StructArray,
-    make_array,
+    Array, ArrayRef, AsArray, BinaryArray, BooleanArray, FixedSizeBinaryArray, FixedSizeListArray, ListArray, StructArray, make_array,
 };
 use arrow::buffer::{BooleanBuffer, Buffer, OffsetBuffer};
 use arrow::datatypes::{DataType, Field, Fields};
@@ -16,7 +15,8 @@ use std::sync::Arc;
 use super::convert::{convert, own_values};
 use super::{TYPE_KEY, stored_type};
 
-/// Field metadata of a tensor column in stored form: `{"dtype": "UInt8", "shape": [224, 224, 3]}`, or `{"dtype", "dimensions"}` when ragged.
+/// Field metadata of a tensor column in stored form: `{"dtype": "UInt8", "shape": [224, 224, 3]}`, or `{"dtype", "dimensions"}` when
+/// ragged.
 pub const TENSOR_KEY: &str = "forebay.tensor";
 
 const EXTENSION_NAME: &str = "ARROW:extension:name";
@@ -28,8 +28,9 @@ const RAGGED: &str = "arrow.variable_shape_tensor";
 pub fn tensor_field(name: &str, prim: &DataType, shape: &[usize]) -> Field {
     let size = i32::try_from(shape.iter().product::<usize>()).unwrap_or(i32::MAX);
     let item = Field::new("item", prim.clone(), false);
-    Field::new(name, DataType::FixedSizeList(Arc::new(item), size), false)
-        .with_metadata([(EXTENSION_NAME.to_owned(), FIXED.to_owned()), (EXTENSION_METADATA.to_owned(), json!({"shape": shape}).to_string())].into())
+    Field::new(name, DataType::FixedSizeList(Arc::new(item), size), false).with_metadata(
+        [(EXTENSION_NAME.to_owned(), FIXED.to_owned()), (EXTENSION_METADATA.to_owned(), json!({"shape": shape}).to_string())].into(),
+    )
 }
 
 /// Element type and shape of a logical tensor column; a fixed-size list of numbers that isn't marked as a tensor is one of one dimension.
@@ -108,8 +109,7 @@ pub(super) fn map_tensor(field: &Field) -> Result<(Field, Field)> {
     let mut description = Map::new();
     description.insert("dtype".into(), dtype.to_string().into());
     description.insert("shape".into(), shape.clone().into());
-    let mut metadata: Map<String, Value> =
-        field.extension_type_metadata().and_then(|m| serde_json::from_str(m).ok()).unwrap_or_default();
+    let mut metadata: Map<String, Value> = field.extension_type_metadata().and_then(|m| serde_json::from_str(m).ok()).unwrap_or_default();
     metadata.insert("shape".into(), shape.into());
     for key in ["dim_names", "permutation"] {
         if let Some(value) = metadata.get(key) {
@@ -124,10 +124,15 @@ pub(super) fn map_tensor(field: &Field) -> Result<(Field, Field)> {
 
 pub(super) fn map_ragged(field: &Field) -> Result<(Field, Field)> {
     refuse_big_endian()?;
-    let dtype_and_dimensions = ragged_storage(field).filter(|(dtype, n)| element_width(dtype).is_some() && *dtype != DataType::Boolean && *n > 0);
+    let dtype_and_dimensions =
+        ragged_storage(field).filter(|(dtype, n)| element_width(dtype).is_some() && *dtype != DataType::Boolean && *n > 0);
     let Some((dtype, dimensions)) = dtype_and_dimensions else {
-        return Err(Error::unsupported(format!("column `{}` is marked as a ragged tensor and isn't one: {}", field.name(), field.data_type()))
-            .with_remedy("its storage is a struct of `data` (a list of numbers) and `shape` (a fixed-size list of int32)"));
+        return Err(Error::unsupported(format!(
+            "column `{}` is marked as a ragged tensor and isn't one: {}",
+            field.name(),
+            field.data_type()
+        ))
+        .with_remedy("its storage is a struct of `data` (a list of numbers) and `shape` (a fixed-size list of int32)"));
     };
     let mut description = Map::new();
     description.insert("dtype".into(), dtype.to_string().into());
@@ -294,8 +299,11 @@ pub(super) fn decode_ragged(array: &ArrayRef, logical: &Field) -> Result<ArrayRe
     let mut offsets = Vec::with_capacity(binary.len() + 1);
     for offset in binary.value_offsets() {
         let offset = (offset - first) as usize;
-        if offset % width != 0 {
-            return Err(Error::corrupt(format!("column `{column}`: a tensor's bytes aren't a whole number of {} elements", item.data_type())));
+        if !offset.is_multiple_of(width) {
+            return Err(Error::corrupt(format!(
+                "column `{column}`: a tensor's bytes aren't a whole number of {} elements",
+                item.data_type()
+            )));
         }
         offsets.push((offset / width) as i32);
     }
@@ -308,7 +316,8 @@ pub(super) fn decode_ragged(array: &ArrayRef, logical: &Field) -> Result<ArrayRe
         .map_err(|e| Error::corrupt(format!("column `{column}`: {e}")))
 }
 
-/// The shapes as a fixed-size list. Under a null tensor Parquet gives back an empty shape, which no fixed-size list can hold: it becomes zeros.
+/// The shapes as a fixed-size list. Under a null tensor Parquet gives back an empty shape, which no fixed-size list can hold: it becomes
+/// zeros.
 fn null_free_shape(stored: &StructArray, to: &DataType, column: &str) -> Result<ArrayRef> {
     let DataType::FixedSizeList(item, n) = to else {
         return Err(Error::internal(format!("column `{column}` isn't a ragged tensor")));

@@ -129,7 +129,8 @@ fn nesting_survives() {
     survives("ints", Arc::new(ints.clone()));
     survives("nested", Arc::new(list(Arc::new(ints.clone()), &[1, 2], None)));
     survives("bytes", Arc::new(list(Arc::new(UInt8Array::from(vec![1, 2, 255])), &[0, 3], None)));
-    let boxes = FixedSizeListArray::new(Arc::new(Field::new("item", DataType::Float32, true)), 2, Arc::new(Float32Array::from(vec![1.0; 4])), None);
+    let boxes =
+        FixedSizeListArray::new(Arc::new(Field::new("item", DataType::Float32, true)), 2, Arc::new(Float32Array::from(vec![1.0; 4])), None);
     survives("boxes", Arc::new(list(Arc::new(boxes), &[2, 0], None)));
     let fields = Fields::from(vec![field("a", DataType::UInt16), field("b", ints.data_type().clone())]);
     let inner: Vec<ArrayRef> = vec![Arc::new(UInt16Array::from(vec![1, 2, 3])), Arc::new(ints)];
@@ -216,8 +217,9 @@ pub(super) fn ragged(rows: &[Option<(Vec<i32>, Vec<u16>)>]) -> (Field, ArrayRef)
     ]);
     let nulls = NullBuffer::from(rows.iter().map(Option::is_some).collect::<Vec<_>>());
     let array = StructArray::new(fields, columns, Some(nulls).filter(|n| n.null_count() > 0));
-    let field = Field::new("scan", array.data_type().clone(), true)
-        .with_metadata([("ARROW:extension:name".into(), "arrow.variable_shape_tensor".into()), ("ARROW:extension:metadata".into(), "{}".into())].into());
+    let field = Field::new("scan", array.data_type().clone(), true).with_metadata(
+        [("ARROW:extension:name".into(), "arrow.variable_shape_tensor".into()), ("ARROW:extension:metadata".into(), "{}".into())].into(),
+    );
     (field, Arc::new(array))
 }
 
@@ -234,8 +236,10 @@ fn ragged_tensors_are_one_binary_per_row() {
 
 #[test]
 fn metadata_of_users_survives() {
-    let json = field("doc", DataType::Utf8)
-        .with_metadata([("ARROW:extension:name".into(), "arrow.json".into()), ("ARROW:extension:metadata".into(), "".into()), ("unit".into(), "m".into())].into());
+    let json = field("doc", DataType::Utf8).with_metadata(
+        [("ARROW:extension:name".into(), "arrow.json".into()), ("ARROW:extension:metadata".into(), "".into()), ("unit".into(), "m".into())]
+            .into(),
+    );
     let batch = one(json, Arc::new(StringArray::from(vec!["{}"])));
     assert_eq!(round_trip(&batch).unwrap(), batch);
 }
