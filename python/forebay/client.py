@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Self
@@ -37,7 +38,14 @@ def connect(server: str | None = None, *, root: str | os.PathLike | None = None,
     root = os.fspath(root)
     if owner := find_owner(root):
         return Client([owner], token)
-    embedded = EmbeddedServer(root, token)
+    try:
+        embedded = EmbeddedServer(root, token)
+    except (errors.FailedPrecondition, Unavailable):
+        # Somebody else may have become the owner between the look and the start.
+        time.sleep(0.3)
+        if owner := find_owner(root):
+            return Client([owner], token)
+        raise
     try:
         return Client([embedded.address], token, embedded)
     except BaseException:

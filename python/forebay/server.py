@@ -11,15 +11,9 @@ import tempfile
 import threading
 from pathlib import Path
 
-from .errors import FailedPrecondition, NotFound, Unavailable
+from .errors import BadInput, FailedPrecondition, NotFound, Unavailable
 
 START_SECONDS = 60.0
-
-# Starts the server and stops it when our end of the pipe closes, however we end: a killed trainer leaves no server behind.
-_KEEPER = '"$@" </dev/null & pid=$!; exec 1>&-; cat >/dev/null; kill -TERM $pid 2>/dev/null; wait $pid'
-
-# An embedded server does for its own user what that user may do anyway.
-_EMBEDDED = {"FOREBAY_SOURCES_ALLOW": "/,file://,s3://,gs://,az://,memory://", "FOREBAY_PYTHON_ALLOW": "true"}
 
 
 def find_binary() -> str:
@@ -65,20 +59,29 @@ class EmbeddedServer:
 
     def __init__(self, root: str, token: str | None = None):
         if "://" not in root:
-            Path(root).mkdir(parents=True, exist_ok=True)
-        command = [find_binary(), "serve", "--root", root, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--json"]
+            try:
+                Path(root).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise BadInput(f"`{root}` cannot be a root: {error.strerror}", "name a folder") from None
+        # `--embedded`: a free port, what this user may do is allowed, and it ends when our end of its stdin closes, however we end.
+        command = [find_binary(), "serve", "--embedded", "--root", root, "--json"]
         env = {k: v for k, v in os.environ.items() if k not in ("FOREBAY_SERVER", "FOREBAY_LISTEN", "FOREBAY_HTTP")}
         env.setdefault("FOREBAY_PYTHON", sys.executable)
         env |= {"FOREBAY_TOKEN": token} if token else {}
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - read when the server does not start, else closed with it
-        self._process = subprocess.Popen(
-            ["sh", "-c", _KEEPER, "forebay", *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            env=env | _EMBEDDED,
-            start_new_session=True,
-        )
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+                env=env,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise NotFound(
+                f"`{command[0]}` cannot be started: {error.strerror}", "set FOREBAY_BIN to the binary"
+            ) from None
         line = self._first_line()
         if not line:
             failure = self._failure(root)

@@ -111,7 +111,7 @@ client.close()
 
 def test_a_root_that_cannot_be_served_says_why(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises((forebay.Error, OSError)):
+    with pytest.raises(forebay.BadInput, match="cannot be a root"):
         forebay.connect(root=tmp_path / "file")
 
 
