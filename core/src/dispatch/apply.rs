@@ -73,20 +73,25 @@ fn extend(run: &mut Run, epochs: &[EpochId], next_attempt: u32) {
 fn run_resumed(run: &mut Run, epochs: &[EpochId], next_attempt: u32) {
     extend(run, epochs, next_attempt);
     run.phase = RunPhase::Running;
-    for epoch in run.epochs.values_mut() {
-        epoch.first_pending = 0;
-        for task in &mut epoch.tasks {
-            task.holders.clear();
-            task.failures = 0;
-        }
-        epoch.advance();
-    }
+    release(run, true);
 }
 
 fn end_run(run: &mut Run, phase: RunPhase) {
     run.phase = phase;
-    for task in run.epochs.values_mut().flat_map(|e| &mut e.tasks) {
-        task.holders.clear();
+    release(run, false);
+}
+
+/// Takes all leases back.
+fn release(run: &mut Run, forgive: bool) {
+    for epoch in run.epochs.values_mut() {
+        for task in &mut epoch.tasks {
+            task.holders.clear();
+            if forgive {
+                task.failures = 0;
+            }
+        }
+        epoch.first_pending = 0;
+        epoch.advance();
     }
 }
 

@@ -28,11 +28,17 @@ pub(super) fn apply(state: &mut State, change: &Change, at_ms: i64) {
             let new = Consumer { rank: *rank, acks_by_action: *acks_by_action, at, joined_ms: at_ms };
             job.consumers.entry(consumer.clone()).or_insert(new);
         }
-        Change::ConsumerGone { consumer, reason, .. } => consumer_gone(job, consumer, *reason, at_ms),
+        Change::ConsumerGone { consumer, reason, .. } => {
+            consumer_gone(job, consumer, *reason, at_ms);
+            forget_streams(job);
+        }
         Change::StreamOpened { stream, consumer, worker, acks, .. } => {
             job.streams.insert(*stream, Stream { consumer: consumer.clone(), worker: worker.clone(), acks: *acks, open: true, held: 0 });
         }
-        Change::StreamClosed { stream, clean, .. } => stream_closed(job, *stream, *clean, at_ms),
+        Change::StreamClosed { stream, clean, .. } => {
+            stream_closed(job, *stream, *clean, at_ms);
+            forget_streams(job);
+        }
         Change::PassStarted { pass, shape, .. } => {
             job.started = job.ended + 1;
             job.passes.insert(*pass, Pass::new(shape.clone(), &job.settings, at_ms));
@@ -46,7 +52,10 @@ pub(super) fn apply(state: &mut State, change: &Change, at_ms: i64) {
         }
         Change::Sent { pass, stream, batches, .. } => sent(job, *pass, *stream, batches, at_ms),
         Change::Acknowledged { pass, consumer, batches, .. } => acknowledged(job, *pass, consumer, batches, at_ms),
-        Change::WorkerGone { worker, .. } => worker_gone(job, worker, at_ms),
+        Change::WorkerGone { worker, .. } => {
+            worker_gone(job, worker, at_ms);
+            forget_streams(job);
+        }
         Change::ConsumerAdvanced { consumer, at, .. } => {
             if let Some(consumer) = job.consumers.get_mut(consumer) {
                 consumer.at = *at;

@@ -125,7 +125,7 @@ fn find_window(pass: &Pass, worker: &WorkerName) -> Option<(WindowId, Option<Att
         }
     }
     let next = pass.next_window;
-    let fresh = next.0 < pass.window_count() && pass.windows.get(&next).is_none_or(|w| w.pending() > 0);
+    let fresh = next.0 < pass.window_count();
     free.or_else(|| fresh.then_some((next, Some(Attempt(0)))))
 }
 

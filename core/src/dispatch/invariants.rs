@@ -104,6 +104,10 @@ fn check_pass(name: &JobName, job: &Job, id: PassId, pass: &Pass) -> Result<(), 
     if pass.available.iter().chain(&pass.closed).any(|w| !known.contains(w)) {
         return fail("I2", format!("pass {id} of job `{name}`: an index names a window that is gone"));
     }
+    let closed: u64 = pass.closed.iter().map(|w| u64::from(pass.window_size(*w))).sum();
+    if closed != pass.closed_batches {
+        return fail("I2", format!("pass {id} of job `{name}`: {closed} batches are closed, {} counted", pass.closed_batches));
+    }
     if pass.ended && pass.pending() > 0 {
         return fail("I2", format!("pass {id} of job `{name}` ended with pending batches"));
     }

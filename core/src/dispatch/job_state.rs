@@ -69,6 +69,14 @@ pub(super) struct Tally {
 }
 
 impl Tally {
+    pub(super) fn start(counts: Counts) -> Self {
+        Self { counts, held: Vec::new() }
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        self.counts
+    }
+
     pub(super) fn add(&mut self, span: &Span, n: u64) {
         self.counts.add(span.state, n);
         self.hold(span, i64::try_from(n).unwrap_or(i64::MAX));
@@ -152,6 +160,8 @@ pub struct Pass {
     pub shape: PassShape,
     /// All batches, dropped ones included.
     pub batches: u64,
+    /// Batches below this may be granted; the others were dropped when the pass began.
+    pub deliverable: u64,
     /// Windows below this have been leased.
     pub next_window: WindowId,
     /// Windows with visits that are not in the ledger, and windows with a lease.
@@ -160,6 +170,8 @@ pub struct Pass {
     pub(super) available: BTreeSet<WindowId>,
     /// Of those, the ones whose visits are all final.
     pub(super) closed: BTreeSet<WindowId>,
+    /// Batches of those.
+    pub(super) closed_batches: u64,
     /// Of the whole pass, the ledger's part included.
     pub counts: Counts,
     /// What is in the ledger.
@@ -175,15 +187,18 @@ impl Pass {
         let mut pass = Self {
             shape,
             batches,
+            deliverable: batches,
             next_window: WindowId(0),
             windows: BTreeMap::new(),
             available: BTreeSet::new(),
             closed: BTreeSet::new(),
+            closed_batches: 0,
             counts: Counts::default(),
             ledger: Counts::default(),
             ended: false,
         };
         if settings.end == End::Drop && pass.shape.rows % size != 0 {
+            pass.deliverable -= 1;
             let (id, at) = pass.place(BatchId(batches - 1));
             let window = Window::new(pass.window_size(id));
             let span =
@@ -198,9 +213,9 @@ impl Pass {
         self.shape.batches_per_window.max(1)
     }
 
-    /// How many windows the pass has.
+    /// How many windows have something to grant.
     pub fn window_count(&self) -> u64 {
-        self.batches.div_ceil(self.batches_per_window())
+        self.deliverable.div_ceil(self.batches_per_window())
     }
 
     pub fn window_size(&self, id: WindowId) -> u32 {
@@ -242,9 +257,9 @@ impl Pass {
     ) -> u64 {
         let Some(window) = self.windows.get_mut(&id) else { return 0 };
         let before = window.counts;
-        let mut tally = Tally { counts: before, held: Vec::new() };
+        let mut tally = Tally::start(before);
         let moved = f(window, &mut tally);
-        let after = tally.counts;
+        let after = tally.counts();
         window.counts = after;
         for state in [VisitState::Granted, VisitState::Sent, VisitState::Acknowledged, VisitState::Lost, VisitState::Dropped] {
             let (mut from, mut to) = (before, after);
@@ -262,14 +277,15 @@ impl Pass {
 
     /// Keeps the two indexes of a window right.
     pub(super) fn refresh(&mut self, id: WindowId) {
-        let Some(window) = self.windows.get(&id) else {
-            self.available.remove(&id);
-            self.closed.remove(&id);
-            return;
-        };
-        let (pending, closed) = (window.pending() > 0, window.is_closed());
+        let window = self.windows.get(&id);
+        let (pending, closed) = (window.is_some_and(|w| w.pending() > 0), window.is_some_and(Window::is_closed));
+        let size = u64::from(self.window_size(id));
         if pending { self.available.insert(id) } else { self.available.remove(&id) };
-        if closed { self.closed.insert(id) } else { self.closed.remove(&id) };
+        if closed && self.closed.insert(id) {
+            self.closed_batches += size;
+        } else if !closed && self.closed.remove(&id) {
+            self.closed_batches -= size;
+        }
     }
 }
 

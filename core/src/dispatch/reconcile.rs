@@ -154,56 +154,54 @@ fn shape_pass(d: &mut Deciding<'_>, name: &JobName, job: &Job) {
 
 fn due_ledger(d: &mut Deciding<'_>, name: &JobName, job: &Job) {
     let ended = matches!(job.phase, JobPhase::Ended { .. });
+    let closed: u64 = job.passes.values().map(|p| p.closed_batches).sum();
+    let partial = ended && job.passes.values().any(|p| !p.windows.is_empty());
+    if closed == 0 && !partial {
+        d.volatile.unwritten_since.remove(name);
+        d.volatile.flush_now.remove(name);
+        return;
+    }
     let flush = d.volatile.flush_now.contains(name);
+    let since = *d.volatile.unwritten_since.entry(name.clone()).or_insert(d.now.mono_ms);
+    let old = d.now.mono_ms.saturating_sub(since) >= LEDGER_AGE_MS;
+    let over = job.passes.values().any(|p| p.ended && p.closed_batches > 0);
+    if !(ended || flush || old || over || closed >= LEDGER_BATCHES) {
+        return;
+    }
     let late = d.volatile.late_until.get(name).is_some_and(|until| d.now.mono_ms < *until) && !flush;
-    let (mut windows, mut batches, mut waiting, mut urgent) = (Vec::new(), 0, 0, ended || flush);
+    let (mut windows, mut batches) = (Vec::new(), 0);
     for (id, pass) in &job.passes {
-        let (ready, kept) = ready_windows(pass, ended, late, LEDGER_MOST.saturating_sub(batches));
-        waiting += kept;
+        let ready = ready_windows(pass, ended, late, LEDGER_MOST.saturating_sub(batches));
         batches += ready.iter().filter_map(|w| pass.windows.get(w)).map(|w| w.counts().total()).sum::<u64>();
-        urgent |= pass.ended && !ready.is_empty();
         if !ready.is_empty() {
             windows.push((*id, ready));
         }
     }
-    if windows.is_empty() {
-        if waiting == 0 {
-            d.volatile.unwritten_since.remove(name);
-            d.volatile.flush_now.remove(name);
-        } else {
-            d.volatile.unwritten_since.entry(name.clone()).or_insert(d.now.mono_ms);
-        }
-        return;
-    }
-    let since = *d.volatile.unwritten_since.entry(name.clone()).or_insert(d.now.mono_ms);
-    let old = d.now.mono_ms.saturating_sub(since) >= LEDGER_AGE_MS;
-    if (urgent || old || batches >= LEDGER_BATCHES) && d.volatile.begin(Work::Ledger(name.clone()), d.now) {
+    if !windows.is_empty() && d.volatile.begin(Work::Ledger(name.clone()), d.now) {
         d.volatile.unwritten_since.remove(name);
         let rows = windows.iter().flat_map(|(pass, ids)| ids.iter().flat_map(|id| window_rows(name, job, *pass, *id))).collect();
         d.act(Action::WriteLedger { job: name.clone(), incarnation: job.incarnation, number: job.next_ledger, windows, rows });
     }
 }
 
-/// Windows of a pass that may go to the ledger, at most `most` visits of them (one window at least), and how many have to wait.
-fn ready_windows(pass: &Pass, job_ended: bool, late: bool, most: u64) -> (Vec<WindowId>, usize) {
-    let held = if late { pass.closed_windows().filter(|w| pass.windows.get(w).is_some_and(|w| w.counts().lost > 0)).count() } else { 0 };
-    let hold = late && held <= LATE_WINDOWS;
-    let (mut ready, mut kept, mut batches) = (Vec::new(), 0, 0);
+/// Windows of a pass that may go to the ledger, at most `most` visits of them, one window at least. Lost batches wait for late reports.
+fn ready_windows(pass: &Pass, job_ended: bool, late: bool, most: u64) -> Vec<WindowId> {
+    let lost = |id: &WindowId| pass.windows.get(id).is_some_and(|w| w.counts().lost > 0);
+    let hold = late && pass.closed_windows().filter(lost).count() <= LATE_WINDOWS;
+    let (mut ready, mut batches) = (Vec::new(), 0);
     // When a job was stopped its windows keep pending batches for ever.
     let partial = pass.windows.iter().filter(|(_, w)| job_ended && !w.is_closed() && w.counts().open() == 0).map(|(id, _)| *id);
-    for id in pass.closed_windows().chain(partial) {
-        let Some(window) = pass.windows.get(&id) else { continue };
-        if (hold && window.counts().lost > 0) || (batches > 0 && batches >= most) {
-            kept += 1;
-        } else {
-            batches += window.counts().total();
-            ready.push(id);
+    for id in pass.closed_windows().chain(partial).filter(|id| !(hold && lost(id))) {
+        if batches > 0 && batches >= most {
+            break;
         }
+        batches += pass.windows.get(&id).map_or(0, |w| w.counts().total());
+        ready.push(id);
     }
-    (ready, kept)
+    ready
 }
 
-/// The one-job form of [`due_ledger`]'s test: whether everything the state knows of the job's visits is in the ledger.
+/// Whether everything the state knew of the job's visits is in the ledger.
 pub(super) fn is_flushed(job: &Job) -> bool {
     job.passes.values().all(|p| p.windows.is_empty())
 }

@@ -1,0 +1,8 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod golden_tests;
+mod job_tests;
+mod materialize_tests;
+mod simulation_tests;
+mod span_tests;
+mod world;

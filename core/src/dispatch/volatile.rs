@@ -161,9 +161,4 @@ impl Volatile {
         self.next_timer = self.next_timer.min(now.mono_ms + delay);
         tries
     }
-
-    /// Something not journaled is due at that time.
-    pub(super) fn wake_at(&mut self, at: u64) {
-        self.next_timer = self.next_timer.min(at);
-    }
 }

@@ -1,0 +1,81 @@
+//! Journal entries as bytes: what this version writes must decode for ever.
+
+use super::super::*;
+use super::world::*;
+use crate::error::{Error, Kind};
+use crate::ids::*;
+use crate::job::Passes;
+
+fn changes() -> Vec<Change> {
+    let (d, j, w, c) = (dataset("digits"), job("run1"), worker("w-1"), consumer("host-0"));
+    let (run, epoch, task, attempt, pass) = (RunId(4), EpochId(1), TaskId(2), Attempt(3), PassId(5));
+    let lease = TaskLease { dataset: d.clone(), run, epoch, task, attempt, worker: w.clone(), spec: run_spec("digits", "f", 1).into() };
+    let spec = Box::new(run_spec("digits", "f", 3));
+    vec![
+        Change::Lead { address: Some("127.0.0.1:7070".into()) },
+        Change::RunStarted { dataset: d.clone(), run, spec, epochs: vec![epoch], replace: false },
+        Change::RunExtended { dataset: d.clone(), run, epochs: vec![EpochId(2)] },
+        Change::RunResumed { dataset: d.clone(), run, epochs: vec![epoch] },
+        Change::RunInterrupted { dataset: d.clone(), run },
+        Change::RunCancelled { dataset: d.clone(), run },
+        Change::RunFailed { dataset: d.clone(), run, error: Error::bad_input("row 7").with_remedy("mend it") },
+        Change::TaskLeased { dataset: d.clone(), run, epoch, task, attempt, worker: w.clone() },
+        Change::TaskReturned { dataset: d.clone(), run, epoch, task, attempt, error: Some(Error::internal("network")) },
+        Change::TaskReturned { dataset: d.clone(), run, epoch, task, attempt, error: None },
+        Change::TaskStaged {
+            dataset: d.clone(),
+            run,
+            epoch,
+            task,
+            attempt,
+            shards: shards(&lease, 7),
+            quarantined: Quarantined { rows: 1, path: Some("q".into()) },
+        },
+        Change::Publishing { dataset: d.clone(), run, epoch, version: VersionId(9), body: "{\"add\":{}}\n".into() },
+        Change::Published { dataset: d.clone(), run, epoch, version: VersionId(9) },
+        Change::DatasetDropped { dataset: d },
+        Change::JobCreated {
+            settings: Box::new(settings("run1", "digits", 64, Passes::List(vec![0, 2]))),
+            incarnation: Incarnation(1),
+            epochs: vec![EpochId(0), epoch],
+        },
+        Change::ConsumerJoined { job: j.clone(), consumer: c.clone(), rank: Some(0), acks_by_action: true },
+        Change::ConsumerGone { job: j.clone(), consumer: c.clone(), reason: Reason::ConsumerDied },
+        Change::StreamOpened { job: j.clone(), stream: StreamId(8), consumer: c.clone(), worker: w.clone(), acks: true },
+        Change::StreamClosed { job: j.clone(), stream: StreamId(8), clean: true },
+        Change::PassStarted { job: j.clone(), pass, shape: PassShape { selection: Some("s".into()), ..shape(1_797, 2, 64, 1) } },
+        Change::WindowLeased { job: j.clone(), pass, window: WindowId(3), worker: w.clone(), attempt },
+        Change::Granted { job: j.clone(), pass, window: WindowId(3), stream: StreamId(8), from: 0, to: 2 },
+        Change::Sent { job: j.clone(), pass, stream: StreamId(8), batches: vec![(BatchId(6), 0xdead_beef)] },
+        Change::Acknowledged { job: j.clone(), pass, consumer: c.clone(), batches: vec![(BatchId(6), None), (BatchId(7), Some(1))] },
+        Change::WorkerGone { job: j.clone(), worker: w },
+        Change::ConsumerAdvanced { job: j.clone(), consumer: c, at: 1 },
+        Change::PassEnded { job: j.clone(), pass },
+        Change::JobEnded { job: j.clone(), end: JobEnd::Failed(Error::not_found("gone")) },
+        Change::JobEnded { job: j.clone(), end: JobEnd::Finished },
+        Change::Watermark { job: j, pass, windows: vec![WindowId(3)], ledger: "a.parquet".into(), number: 2 },
+    ]
+}
+
+#[test]
+fn entries_are_written_as_they_always_were() {
+    let golden = include_str!("entries_v1.jsonl");
+    let entries: Vec<_> = changes().into_iter().map(|change| Entry { v: 1, fence: Fence(12), at_ms: 1_700_000_000_000, change }).collect();
+    let written: String = entries.iter().map(|e| String::from_utf8(e.encode().unwrap()).unwrap() + "\n").collect();
+    if std::env::var_os("FOREBAY_WRITE_GOLDEN").is_some() {
+        std::fs::write(concat!(env!("CARGO_MANIFEST_DIR"), "/src/dispatch/tests/entries_v1.jsonl"), &written).unwrap();
+        return;
+    }
+    for (line, entry) in golden.lines().zip(&entries) {
+        assert_eq!(&Entry::decode(line.as_bytes()).unwrap(), entry, "an old entry means something else now");
+    }
+    assert_eq!(written, golden, "a journal written now differs; only add fields with defaults, and a new golden file");
+}
+
+#[test]
+fn entries_of_the_future_and_garbage_are_refused() {
+    let newer = br#"{"v":2,"fence":1,"at_ms":0,"change":{"something_new":{}}}"#;
+    assert_eq!(Entry::decode(newer).unwrap_err().kind, Kind::Unsupported);
+    assert_eq!(Entry::decode(b"{}").unwrap_err().kind, Kind::Corrupt);
+    assert_eq!(Entry::decode(b"\xff").unwrap_err().kind, Kind::Corrupt);
+}
