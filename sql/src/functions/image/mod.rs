@@ -24,7 +24,6 @@ mod resize;
 mod tensor;
 mod udf;
 
-
 use datafusion::logical_expr::ScalarUDF;
 
 /// The names of the functions that take the hidden draw as their last argument.

@@ -121,7 +121,9 @@ fn limits_hold_before_pixels_are_decoded() {
 #[test]
 fn corrupt_bytes_never_panic() {
     let mut rng = forebay_core::random::Rng::new(1);
-    for bytes in [file!("rgb.jpg"), file!("progressive.jpg"), file!("rgb16.png"), file!("palette.png"), file!("lossy.webp"), file!("cmyk.jpg")] {
+    for bytes in
+        [file!("rgb.jpg"), file!("progressive.jpg"), file!("rgb16.png"), file!("palette.png"), file!("lossy.webp"), file!("cmyk.jpg")]
+    {
         for _ in 0..300 {
             let mut bad = bytes.to_vec();
             for _ in 0..=rng.below(4) {
