@@ -204,7 +204,7 @@ fn to_eight_bits(image: DynamicImage) -> DynamicImage {
 fn jpeg_ends(bytes: &[u8]) -> Result<()> {
     let mut at = 2;
     let mut scanning = false;
-    while let Some(position) = bytes.get(at..).and_then(|rest| memchr_ff(rest)) {
+    while let Some(position) = bytes.get(at..).and_then(next_ff) {
         at += position + 1;
         match bytes.get(at) {
             // Fill bytes, stuffed bytes and restarts belong to the scan.
@@ -223,7 +223,7 @@ fn jpeg_ends(bytes: &[u8]) -> Result<()> {
     exec_err!("{NAME}: the JPEG is truncated: it ends {place}, before the end-of-image marker")
 }
 
-fn memchr_ff(bytes: &[u8]) -> Option<usize> {
+fn next_ff(bytes: &[u8]) -> Option<usize> {
     bytes.iter().position(|b| *b == 0xFF)
 }
 

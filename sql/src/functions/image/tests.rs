@@ -132,10 +132,6 @@ fn row<T: Pixel>(arg: &Arg, index: usize) -> Option<(Vec<usize>, Vec<T>)> {
     images.get(index).unwrap().map(|view| (view.dims.as_slice().to_vec(), view.data.to_vec()))
 }
 
-fn values(arg: &Arg) -> Vec<u8> {
-    row::<u8>(arg, 0).unwrap().1
-}
-
 fn error(name: &str, args: &[Arg]) -> String {
     match call(name, args) {
         Ok(_) => panic!("{name} accepted it"),
