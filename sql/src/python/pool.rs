@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_core::{Error, Result};
 use parking_lot::Mutex;
@@ -29,16 +29,19 @@ pub struct PythonConfig {
     pub call_timeout: Duration,
     /// Address space of a process in bytes; `None` is no limit.
     pub memory_limit: Option<u64>,
+    /// A process that nobody asked for this long is ended.
+    pub idle_timeout: Duration,
 }
 
 impl Default for PythonConfig {
-    /// The interpreter from `FOREBAY_PYTHON`, else `python3`; one process per core; ten minutes a call.
+    /// The interpreter from `FOREBAY_PYTHON`, else `python3`; one process per core; ten minutes a call, a minute idle.
     fn default() -> Self {
         Self {
             interpreter: std::env::var_os("FOREBAY_PYTHON").filter(|p| !p.is_empty()).map_or_else(|| "python3".into(), PathBuf::from),
             processes: std::thread::available_parallelism().map_or(1, usize::from),
             call_timeout: Duration::from_secs(600),
             memory_limit: None,
+            idle_timeout: Duration::from_secs(60),
         }
     }
 }
@@ -59,8 +62,11 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    idle: Vec<Process>,
+    /// Each with when it was last used.
+    idle: Vec<(Instant, Process)>,
     busy: usize,
+    /// Whether somebody looks after idle processes.
+    tended: bool,
     sets: Vec<Weak<ModuleSet>>,
 }
 
@@ -114,7 +120,7 @@ impl PythonPool {
         let found = {
             let mut state = self.shared.state.lock();
             state.busy += 1;
-            let found = state.idle.iter().rposition(|p| Arc::ptr_eq(&p.set, set)).map(|at| state.idle.swap_remove(at));
+            let found = state.idle.iter().rposition(|(_, p)| Arc::ptr_eq(&p.set, set)).map(|at| state.idle.remove(at).1);
             if found.is_none() && state.idle.len() + state.busy > self.shared.config.processes.max(1) && !state.idle.is_empty() {
                 state.idle.remove(0);
             }
@@ -128,7 +134,7 @@ impl PythonPool {
         Ok(seat)
     }
 
-    /// Processes that live, idle or busy.
+    /// Processes that idle.
     #[cfg(test)]
     pub(super) fn idle(&self) -> usize {
         self.shared.state.lock().idle.len()
@@ -148,7 +154,12 @@ impl Seat {
     /// Gives the process back for others.
     pub(super) fn done(mut self) {
         if let Some(process) = self.process.take() {
-            self.pool.shared.state.lock().idle.push(process);
+            let mut state = self.pool.shared.state.lock();
+            state.idle.push((Instant::now(), process));
+            if !state.tended {
+                state.tended = true;
+                tokio::spawn(tend(Arc::downgrade(&self.pool.shared)));
+            }
         }
     }
 }
@@ -156,5 +167,19 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         self.pool.shared.state.lock().busy -= 1;
+    }
+}
+
+/// Ends processes that idled too long; goes when there are none, or no pool.
+async fn tend(shared: Weak<Shared>) {
+    while let Some(timeout) = shared.upgrade().map(|s| s.config.idle_timeout) {
+        tokio::time::sleep(timeout / 2).await;
+        let Some(shared) = shared.upgrade() else { return };
+        let mut state = shared.state.lock();
+        state.idle.retain(|(since, _)| since.elapsed() < timeout);
+        if state.idle.is_empty() {
+            state.tended = false;
+            return;
+        }
     }
 }

@@ -339,6 +339,18 @@ def jitter(batch):
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_processes_are_ended_and_come_back_when_needed() {
+    let pool = PythonPool::new(PythonConfig { processes: 1, idle_timeout: Duration::from_secs(1), ..PythonConfig::default() });
+    let step = step(&pool, DOUBLE).await;
+    let start = Instant::now();
+    while pool.idle() > 0 {
+        assert!(start.elapsed() < Duration::from_secs(10), "an idle process stays");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(y(&step.call(batch(1..2), 0, 0).await.unwrap()), [2.0]);
+}
+
 /// Running, and not a zombie.
 fn alive(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
