@@ -323,3 +323,38 @@ async fn two_datasets_do_not_meet() {
     root.store().put(&Path::from("datasets/Not A Name/_delta_log/00000000000000000000.json"), "".into()).await.unwrap();
     assert_eq!(list_datasets(&root).await.unwrap(), [name()]);
 }
+
+/// Callers hold these futures across threads and call them from traits: it is enough that this compiles.
+#[async_trait::async_trait]
+trait CalledFromTraits {
+    async fn everything(&self, root: &Root, name: &DatasetName) -> forebay_core::Result<()>;
+}
+
+struct Caller;
+
+#[async_trait::async_trait]
+impl CalledFromTraits for Caller {
+    async fn everything(&self, root: &Root, name: &DatasetName) -> forebay_core::Result<()> {
+        list_datasets(root).await?;
+        let version = open_version(root, name, None).await?;
+        versions(root, name).await?;
+        commit_at(root, name, version.version, "").await?;
+        crate::shard::read_row_group(root, &version, 0, 0, None, None).await?;
+        crate::shard::footer(root, name, &version.shards[0]).await?;
+        let output = output(1, Compression::None);
+        let schema = Arc::clone(&version.schema);
+        let attempt = forebay_core::ids::Attempt(0);
+        let mut writer = crate::shard::ShardWriter::new(root, name, EpochId(0), TaskId(0), attempt, schema, &output)?;
+        writer.write(&rows(0, 1)).await?;
+        writer.finish().await?;
+        vacuum(root, name, Duration::ZERO, true, &HashSet::new()).await?;
+        drop_dataset(root, name).await?;
+        Root::open("memory://", true).await.map(drop)
+    }
+}
+
+#[tokio::test]
+async fn callable_from_traits() {
+    let root = memory().await;
+    assert_eq!(Caller.everything(&root, &name()).await.unwrap_err().kind, Kind::NotFound);
+}

@@ -122,11 +122,30 @@ impl Staged {
             std::fs::rename(&self.path, target).map_err(|e| at("rename to", target, e))?;
             self.published = true;
         } else {
-            // A link fails when the name is taken, which a rename does not; the staged name is removed on drop.
-            std::fs::hard_link(&self.path, target).map_err(|e| at("link to", target, e))?;
+            // A link fails when the name is taken, which a plain rename does not; the staged name is removed on drop.
+            match std::fs::hard_link(&self.path, target) {
+                Err(e) if without_links(&e) => {
+                    rename_if_free(&self.path, target).map_err(|e| at("rename to", target, e))?;
+                    self.published = true;
+                }
+                linked => linked.map_err(|e| at("link to", target, e))?,
+            }
         }
         sync_parent(target, syncer)
     }
+}
+
+/// Whether the file system has no hard links (FAT, some network and container mounts).
+fn without_links(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(errno, Some(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK))
+}
+
+/// Renames unless the target exists; the kernel decides, so two callers can't both win.
+pub(super) fn rename_if_free(from: &FsPath, to: &FsPath) -> io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE).map_err(Into::into)
 }
 
 impl Drop for Staged {

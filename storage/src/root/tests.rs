@@ -130,6 +130,19 @@ async fn only_one_create_wins_and_abandoned_uploads_leave_nothing() {
     assert_eq!(std::fs::read_dir(folder.path().join("log")).unwrap().count(), 1);
 }
 
+#[test]
+fn without_hard_links_a_rename_does_not_replace_either() {
+    let folder = tempfile::tempdir().unwrap();
+    let (a, b) = (folder.path().join("a"), folder.path().join("b"));
+    std::fs::write(&a, "new").unwrap();
+    std::fs::write(&b, "old").unwrap();
+    assert_eq!(durable::rename_if_free(&a, &b).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+    assert_eq!(std::fs::read(&b).unwrap(), b"old");
+    std::fs::remove_file(&b).unwrap();
+    durable::rename_if_free(&a, &b).unwrap();
+    assert_eq!((std::fs::read(&b).unwrap(), a.exists()), (b"new".to_vec(), false));
+}
+
 #[tokio::test]
 async fn the_journals_store_syncs_too() {
     let (_folder, root, _) = recorded().await;
@@ -166,6 +179,17 @@ async fn urls_that_are_wrong_or_carry_secrets_are_refused_without_an_echo() {
     for url in ["ftp://host/x", "", "s3://", "http://[bad"] {
         assert_eq!(Root::open(url, false).await.unwrap_err().kind, Kind::BadInput, "{url}");
     }
+}
+
+#[tokio::test]
+async fn remote_roots_open_in_both_majors_without_a_request() {
+    let root = Root::open("s3://bucket/a/b/", false).await.unwrap();
+    assert_eq!((root.url(), root.local_path()), ("s3://bucket/a/b", None));
+    assert_eq!(root.table_url(&forebay_core::ids::DatasetName::parse("digits").unwrap()), "s3://bucket/a/b/datasets/digits");
+    assert!(format!("{:?}", root.journal_store()).contains("bucket"));
+    assert_eq!(format!("{root:?}"), "Root(\"s3://bucket/a/b\")");
+    let error = Root::open("az://container/x", false).await.unwrap_err();
+    assert!(error.kind == Kind::BadInput && error.message.contains("az://container/x"), "{error}");
 }
 
 #[test]

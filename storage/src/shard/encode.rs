@@ -37,6 +37,8 @@ pub(super) struct Closed {
 pub(super) struct Step {
     /// Rows taken from the batch.
     pub(super) rows: usize,
+    /// Whether the batch has more of them.
+    pub(super) more: bool,
     /// Bytes that follow the shard's earlier ones.
     pub(super) bytes: Vec<u8>,
     /// Set when these bytes are the shard's last.
@@ -49,6 +51,8 @@ pub(super) struct Encoder {
     row_group_bytes: u64,
     shard_bytes: u64,
     writer: Option<ArrowWriter<Vec<u8>>>,
+    /// What is left of the batch that was given last, in stored form.
+    pending: Option<RecordBatch>,
     /// Bytes and rows of the open row group.
     open_bytes: u64,
     open_rows: usize,
@@ -63,6 +67,7 @@ impl Encoder {
             row_group_bytes: output.row_group_size.clamp(*ROW_GROUP_BYTES.start(), *ROW_GROUP_BYTES.end()),
             shard_bytes: output.shard_size.max(1),
             writer: None,
+            pending: None,
             open_bytes: 0,
             open_rows: 0,
             stats: Stats::new(Arc::clone(&schema.stored)),
@@ -70,15 +75,28 @@ impl Encoder {
         })
     }
 
-    /// Takes rows from `start` on, up to the end of the open row group; call again for the rest of the batch.
-    pub(super) fn step(&mut self, batch: &RecordBatch, start: usize) -> Result<Step> {
-        let (rows, bytes, full) = self.room(batch, start);
-        let stored = encode(&batch.slice(start, rows), &self.schema)?;
-        self.stats.push(&stored);
-        self.writer()?.write(&stored).map_err(|e| parquet_error(&e))?;
+    /// Takes a batch and its first step. Sizes are measured in stored form: a view or a dictionary hides how large its values are.
+    pub(super) fn start(&mut self, batch: &RecordBatch) -> Result<Step> {
+        self.pending = Some(encode(batch, &self.schema)?);
+        self.step()
+    }
+
+    /// Takes rows of the batch up to the end of the open row group.
+    pub(super) fn step(&mut self) -> Result<Step> {
+        let Some(batch) = self.pending.take().filter(|b| b.num_rows() > 0) else {
+            return Ok(Step::default());
+        };
+        let (rows, bytes, full) = self.room(&batch);
+        let taken = batch.slice(0, rows);
+        self.stats.push(&taken);
+        self.writer()?.write(&taken).map_err(|e| parquet_error(&e))?;
         self.open_bytes += bytes;
         self.open_rows += rows;
-        let mut step = Step { rows, ..Step::default() };
+        let more = rows < batch.num_rows();
+        if more {
+            self.pending = Some(batch.slice(rows, batch.num_rows() - rows));
+        }
+        let mut step = Step { rows, more, ..Step::default() };
         if full {
             self.end_row_group(&mut step)?;
         }
@@ -94,26 +112,25 @@ impl Encoder {
         Ok(step)
     }
 
-    /// How many rows from `start` fit the open row group (at least one), their bytes, and whether it is full then. Sizes are of the slices
-    /// themselves, so that one large row among small ones is seen; a search over them touches no row.
-    fn room(&self, batch: &RecordBatch, start: usize) -> (usize, u64, bool) {
-        let left = batch.num_rows() - start;
-        let row_limit = left.min(ROW_GROUP_ROWS.saturating_sub(self.open_rows)).max(1);
+    /// How many rows of a stored batch fit the open row group (at least one), their bytes, and whether it is full then. Sizes are of the
+    /// slices themselves, so that one large row among small ones is seen; a search over them touches no row.
+    fn room(&self, batch: &RecordBatch) -> (usize, u64, bool) {
+        let row_limit = batch.num_rows().min(ROW_GROUP_ROWS.saturating_sub(self.open_rows)).max(1);
         let budget = self.row_group_bytes.saturating_sub(self.open_bytes);
-        let whole = slice_bytes(batch, start, row_limit);
+        let whole = slice_bytes(batch, row_limit);
         if whole < budget {
             return (row_limit, whole, self.open_rows + row_limit >= ROW_GROUP_ROWS);
         }
         let (mut low, mut high) = (1, row_limit);
         while low < high {
             let middle = low + (high - low) / 2;
-            if slice_bytes(batch, start, middle) >= budget {
+            if slice_bytes(batch, middle) >= budget {
                 high = middle;
             } else {
                 low = middle + 1;
             }
         }
-        (low, slice_bytes(batch, start, low), true)
+        (low, slice_bytes(batch, low), true)
     }
 
     fn writer(&mut self) -> Result<&mut ArrowWriter<Vec<u8>>> {
@@ -163,9 +180,9 @@ fn parquet_error(error: &dyn std::fmt::Display) -> Error {
     Error::internal(format!("rows can't be encoded as Parquet: {error}"))
 }
 
-fn slice_bytes(batch: &RecordBatch, start: usize, rows: usize) -> u64 {
+fn slice_bytes(batch: &RecordBatch, rows: usize) -> u64 {
     // An array whose size can't be told counts as nothing; the row limit still ends the row group.
-    batch.columns().iter().map(|c| c.slice(start, rows).to_data().get_slice_memory_size().unwrap_or(0) as u64).sum()
+    batch.columns().iter().map(|c| c.slice(0, rows).to_data().get_slice_memory_size().unwrap_or(0) as u64).sum()
 }
 
 /// Dictionaries only where values may repeat: small scalars. On tensors, floats and blobs a dictionary is a megabyte of waste before it is

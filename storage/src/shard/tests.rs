@@ -163,6 +163,20 @@ async fn a_row_of_100_megabytes_works_between_small_ones() {
 }
 
 #[tokio::test]
+async fn views_and_dictionaries_are_measured_by_their_values() {
+    let texts: Vec<String> = (0..200).map(|i| i.to_string().repeat(100_000)[..100_000].to_owned()).collect();
+    let view: ArrayRef = Arc::new(StringViewArray::from_iter_values(&texts));
+    let same: ArrayRef = Arc::new(std::iter::repeat_n(texts[0].as_str(), 200).collect::<DictionaryArray<Int8Type>>());
+    for array in [view, same] {
+        let root = Root::open("memory://", true).await.unwrap();
+        let schema = Schema::new(vec![Field::new("text", array.data_type().clone(), true)]);
+        let batch = RecordBatch::try_new(Arc::new(schema), vec![array]).unwrap();
+        let shards = write(&root, 0, 0, &[batch], &output(1 << 30, Compression::None)).await;
+        assert_eq!(shards[0].row_groups.iter().map(|g| g.rows).collect::<Vec<_>>(), [42, 42, 42, 42, 32]);
+    }
+}
+
+#[tokio::test]
 async fn tensors_are_plain_fixed_length_values_without_statistics() {
     let root = Root::open("memory://", true).await.unwrap();
     let shards = write(&root, 0, 0, &[rows(0, 2000)], &output(1 << 30, Compression::Zstd(1))).await;

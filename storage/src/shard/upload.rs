@@ -88,26 +88,8 @@ impl Upload {
                 Err(e) => return Err(self.failed(&e)),
             }
         }
-        self.verify().await
-    }
-
-    async fn verify(&self) -> Result<()> {
-        let options = GetOptions { range: Some(GetRange::Suffix(self.tail.len() as u64)), ..GetOptions::default() };
-        let read = async {
-            let got = self.root.store().get_opts(&self.path, options).await?;
-            let size = got.meta.size;
-            Ok::<_, object_store::Error>((size, got.bytes().await?))
-        };
-        let (size, bytes) = read.await.map_err(|e| self.root.error("read back the shard", &self.path, &e))?;
-        if size != self.size || bytes != self.tail {
-            return Err(Error::corrupt(format!(
-                "the shard {} isn't what was written: {size} bytes where {} were written",
-                self.root.place(&self.path),
-                self.size
-            ))
-            .with_remedy("another writer used the same name, or the store lost bytes; run the task again"));
-        }
-        Ok(())
+        // Taken apart, because a shared reference to an open upload couldn't cross threads.
+        verify(&self.root, &self.path, self.size, std::mem::take(&mut self.tail)).await
     }
 
     pub(super) async fn abort(mut self) {
@@ -115,6 +97,24 @@ impl Upload {
             abort(parts).await;
         }
     }
+}
+
+async fn verify(root: &Root, path: &Path, size: u64, tail: Vec<u8>) -> Result<()> {
+    let options = GetOptions { range: Some(GetRange::Suffix(tail.len() as u64)), ..GetOptions::default() };
+    let read = async {
+        let got = root.store().get_opts(path, options).await?;
+        let size = got.meta.size;
+        Ok::<_, object_store::Error>((size, got.bytes().await?))
+    };
+    let (found, bytes) = read.await.map_err(|e| root.error("read back the shard", path, &e))?;
+    if found != size || bytes != tail {
+        return Err(Error::corrupt(format!(
+            "the shard {} isn't what was written: {found} bytes where {size} were written",
+            root.place(path)
+        ))
+        .with_remedy("another writer used the same name, or the store lost bytes; run the task again"));
+    }
+    Ok(())
 }
 
 async fn abort(mut parts: Box<dyn MultipartUpload>) {

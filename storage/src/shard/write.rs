@@ -75,15 +75,17 @@ impl ShardWriter {
     /// Values that can't be stored (column and row named), and failures of the store. After an error only [`ShardWriter::abort`] makes
     /// sense.
     pub async fn write(&mut self, batch: &RecordBatch) -> Result<()> {
-        let mut start = 0;
-        while start < batch.num_rows() {
-            let batch = batch.clone();
-            let step = self.encode(move |encoder| encoder.step(&batch, start)).await?;
-            start += step.rows;
+        let batch = batch.clone();
+        let mut step = self.encode(move |encoder| encoder.start(&batch)).await?;
+        loop {
+            let more = step.more;
             self.rows += step.rows as u64;
             self.take(step).await?;
+            if !more {
+                return Ok(());
+            }
+            step = self.encode(Encoder::step).await?;
         }
-        Ok(())
     }
 
     /// Closes the last shard. Every shard was read back before its description is given.
