@@ -58,7 +58,7 @@ pub async fn put_bytes(root: &Root, of: Of<'_>, name: &str, bytes: Bytes) -> Res
             match get_bytes(root, of, name).await {
                 Ok(Some(found)) if found == bytes => Ok(()),
                 Ok(Some(_)) => Err(Error::new(Kind::AlreadyExists, format!("`{path}` exists with other content"))),
-                _ => Err(store_error(&path, &e)),
+                _ => Err(root.error("write", &path, &e)),
             }
         }
     }
@@ -67,7 +67,7 @@ pub async fn put_bytes(root: &Root, of: Of<'_>, name: &str, bytes: Bytes) -> Res
 /// Reads an object; `None` when it isn't there.
 pub async fn get_bytes(root: &Root, of: Of<'_>, name: &str) -> Result<Option<Bytes>> {
     let path = of.path(name)?;
-    let fail = |e: object_store::Error| store_error(&path, &e);
+    let fail = |e: object_store::Error| root.error("read", &path, &e);
     match root.store().get(&path).await {
         Ok(found) => found.bytes().await.map(Some).map_err(fail),
         Err(object_store::Error::NotFound { .. }) => Ok(None),
@@ -91,7 +91,7 @@ pub async fn get_json<T: DeserializeOwned>(root: &Root, of: Of<'_>, name: &str) 
 /// Names of the objects whose name starts with `prefix` (whole folders: `quarantine`), in order.
 pub async fn list(root: &Root, of: Of<'_>, prefix: &str) -> Result<Vec<String>> {
     let path = of.path(prefix)?;
-    let found: Vec<_> = root.store().list(Some(&path)).try_collect().await.map_err(|e| store_error(&path, &e))?;
+    let found: Vec<_> = root.store().list(Some(&path)).try_collect().await.map_err(|e| root.error("list", &path, &e))?;
     let folder = format!("{}/", of.folder());
     let mut names: Vec<String> = found.iter().filter_map(|o| o.location.as_ref().strip_prefix(&folder).map(str::to_owned)).collect();
     names.sort();
@@ -103,7 +103,7 @@ pub async fn delete(root: &Root, of: Of<'_>, name: &str) -> Result<()> {
     let path = of.path(name)?;
     match root.store().delete(&path).await {
         Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-        Err(e) => Err(store_error(&path, &e)),
+        Err(e) => Err(root.error("remove", &path, &e)),
     }
 }
 
@@ -169,32 +169,6 @@ pub(crate) fn from_parquet(bytes: Bytes) -> Result<Vec<RecordBatch>> {
     let reader = ParquetRecordBatchReaderBuilder::try_new(bytes).and_then(|b| b.with_batch_size(8192).build());
     let reader = reader.map_err(|e| Error::corrupt(format!("not Parquet: {e}")))?;
     reader.collect::<Result<_, _>>().map_err(|e| Error::corrupt(format!("reading Parquet: {e}")))
-}
-
-pub(crate) fn store_error(path: &Path, error: &object_store::Error) -> Error {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(e) = cause {
-        if let Some(io) = e.downcast_ref::<std::io::Error>() {
-            use std::io::ErrorKind as Io;
-            match io.kind() {
-                Io::StorageFull | Io::QuotaExceeded => {
-                    return Error::new(Kind::ResourceExhausted, format!("disk full: `{path}`: {io}")).with_remedy("free some space under the root");
-                }
-                Io::PermissionDenied | Io::ReadOnlyFilesystem => {
-                    return Error::new(Kind::PermissionDenied, format!("`{path}`: {io}")).with_remedy("make the root writable");
-                }
-                _ => {}
-            }
-        }
-        cause = e.source();
-    }
-    let kind = match error {
-        object_store::Error::NotFound { .. } => Kind::NotFound,
-        object_store::Error::AlreadyExists { .. } => Kind::AlreadyExists,
-        object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => Kind::PermissionDenied,
-        _ => Kind::Unavailable,
-    };
-    Error::new(kind, format!("`{path}`: {error}"))
 }
 
 #[cfg(test)]

@@ -301,15 +301,9 @@ fn store_error(error: &(dyn std::error::Error + 'static)) -> Error {
     let mut cause = Some(error);
     while let Some(e) = cause {
         if let Some(io) = e.downcast_ref::<std::io::Error>() {
-            use std::io::ErrorKind as Io;
-            match io.kind() {
-                Io::StorageFull | Io::QuotaExceeded => {
-                    return Error::new(Kind::ResourceExhausted, format!("disk full: {io}")).with_remedy("free some space under the root");
-                }
-                Io::PermissionDenied | Io::ReadOnlyFilesystem => {
-                    return Error::new(Kind::PermissionDenied, format!("{error}: {io}")).with_remedy("make the root writable");
-                }
-                _ => {}
+            let found = crate::root::io_error("use", "the journal", io);
+            if found.kind != Kind::Internal {
+                return found;
             }
         }
         cause = e.source();

@@ -145,7 +145,8 @@ impl Keys {
     }
 
     fn sources(&self) -> StringArray {
-        StringArray::from_iter_values(self.origins.iter().flat_map(|(o, rows)| std::iter::repeat_n(o.name.as_ref(), *rows)))
+        let names: Vec<&str> = self.origins.iter().flat_map(|(o, rows)| std::iter::repeat_n(o.name.as_ref(), *rows)).collect();
+        StringArray::from_iter_values(names)
     }
 }
 
@@ -183,14 +184,6 @@ impl TextColumn {
         }
         self.offsets.push(i32::try_from(self.values.len()).unwrap_or(i32::MAX));
         self.valid.push(valid);
-    }
-
-    pub(super) fn rows(&self) -> usize {
-        self.valid.len()
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.values.len()
     }
 
     pub(super) fn truncate(&mut self, rows: usize) {

@@ -159,7 +159,7 @@ impl Parser<'_> {
     }
 
     fn unexpected(&self) -> Error {
-        let at = self.rest.chars().next().map_or_else(|| "its end".to_owned(), |c| format!("`{c}`"));
+        let at = self.rest.trim_start().chars().next().map_or_else(|| "its end".to_owned(), |c| format!("`{c}`"));
         Error::bad_input(format!("the type `{}` can't be read at {at}", self.whole)).with_remedy("write it such as `int64`, `list<string>` or `struct<a: float64>`")
     }
 }
