@@ -166,7 +166,7 @@ def from_flight(error: BaseException) -> Error:
         with contextlib.suppress(ValueError):
             return from_json(json.JSONDecoder().raw_decode(bytes(details)[start:].decode(errors="replace"))[0])
     text = str(error)
-    message = _NOISE.sub("", text).removeprefix("Flight returned ").strip() or text
+    message = _NOISE.sub("", text).removeprefix("Flight returned ").removeprefix("gRPC returned ").strip() or text
     message = re.sub(r"^[a-z ]+ error, with message: ", "", message)
     if code := _CODE.search(text):
         return _BY_CODE.get(int(code.group(1)), Internal)(message)
