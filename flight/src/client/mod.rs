@@ -34,6 +34,8 @@ pub use read::RecordStream;
 /// Receive windows: the receiver's windows set the speed of a stream. Bounded memory per stream, enough for a fast link.
 const STREAM_WINDOW: u32 = 16 << 20;
 const CONNECTION_WINDOW: u32 = 32 << 20;
+/// HTTP/2 frames that the server may send: its default of 16 KiB costs a system call each.
+const FRAME: u32 = 256 << 10;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection to one server. Clones share it.
@@ -299,6 +301,10 @@ fn endpoint(address: &str) -> Result<Endpoint> {
         .tcp_nodelay(true)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_frame_size(FRAME)
+        // A server that vanished without a word ends its streams within about a minute.
+        .http2_keep_alive_interval(Duration::from_secs(40))
+        .keep_alive_timeout(Duration::from_secs(20))
         .http2_max_header_list_size(64 << 10))
 }
 
