@@ -24,8 +24,9 @@ pub(crate) struct TextLimits {
 /// Planning recurses once per operator, in debug builds with large frames. Only the pages that are touched cost memory.
 const PLANNING_STACK: usize = 256 << 20;
 
-/// Refuses text that is too long, or whose expressions could be nested deeper than the stack allows, before anything parses it.
-pub(crate) fn check_text(sql: &str, limits: TextLimits) -> Result<()> {
+/// Refuses text that is too long, or whose expressions could be nested deeper than the stack allows, before anything parses it. Gives the number
+/// of its operators and connectives.
+pub(crate) fn check_text(sql: &str, limits: TextLimits) -> Result<usize> {
     if sql.len() > limits.bytes {
         return Err(Error::new(Kind::ResourceExhausted, format!("the query is {} bytes long; the limit is {}", sql.len(), limits.bytes)));
     }
@@ -38,7 +39,7 @@ pub(crate) fn check_text(sql: &str, limits: TextLimits) -> Result<()> {
         )
         .with_remedy("use IN (...) or a list for long enumerations, or split the query"));
     }
-    Ok(())
+    Ok(operators)
 }
 
 /// Whether a token can add a level to an expression or a query. Unknown symbols count: too many is safe, too few is not.

@@ -37,14 +37,14 @@ const AHEAD: usize = 4;
 pub async fn select_rows(catalog: &Catalog, version: Arc<DatasetVersion>, epoch: EpochId, filter: &str) -> Result<Selection> {
     let (limits, text) = (catalog.text_limits(), filter.to_owned());
     let (session, schema) = (catalog.inner.session.clone(), sql_schema(&version));
-    let planned = schema.clone();
-    let predicate = on_big_stack(move || {
+    let root = catalog.inner.root.clone();
+    let work = on_big_stack(move || {
         check_text(&text, limits)?;
-        predicate(&session, &text, &planned)
+        let predicate = predicate(&session, &text, &schema)?;
+        Filter::new(root, version, schema, predicate)
     })
     .await
     .map_err(|e| e.context("filter"))?;
-    let work = Filter::new(catalog.inner.root.clone(), version, schema, predicate)?;
     catalog.inner.runner.spawn(work.evaluate(epoch))?.finish().await
 }
 

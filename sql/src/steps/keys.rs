@@ -121,6 +121,21 @@ pub(super) fn ids(batch: &RecordBatch) -> Result<&Int64Array> {
     column.filter(|c| c.null_count() == 0).ok_or_else(|| Error::internal("a batch without `_id`"))
 }
 
+/// The batch in slices of about `rows` rows; rows of one `_id` stay together, because their parts are numbered together.
+pub(super) fn slices(batch: &RecordBatch, rows: usize) -> Result<Vec<RecordBatch>> {
+    let ids = ids(batch)?.values();
+    let mut cuts = vec![0];
+    let mut start = 0;
+    for row in 1..ids.len() {
+        if row - start >= rows && ids[row] != ids[row - 1] {
+            cuts.push(row);
+            start = row;
+        }
+    }
+    cuts.push(ids.len());
+    Ok(cuts.windows(2).map(|w| batch.slice(w[0], w[1] - w[0])).collect())
+}
+
 /// Key and file of one row, for messages.
 pub(super) fn describe(batch: &RecordBatch, row: usize) -> (i64, Option<i32>, String) {
     let id = ids(batch).map_or(-1, |ids| if row < ids.len() { ids.value(row) } else { -1 });

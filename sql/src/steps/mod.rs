@@ -22,11 +22,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use arrow::compute::concat_batches;
 use arrow::datatypes::SchemaRef;
 use arrow::record_batch::RecordBatch;
 use forebay_core::pipeline::{StepKind, StepSpec};
 use forebay_core::source::BadRow;
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Kind, Result};
 
 use crate::python::PythonPool;
 use plan::SqlStep;
@@ -39,6 +40,9 @@ pub(crate) const PART: &str = "_part";
 pub(crate) const SOURCE: &str = "_source";
 /// The key columns, in the order in which they stand in front.
 pub(crate) const KEYS: [&str; 3] = [ID, PART, SOURCE];
+
+/// Rows whose images are decoded at the same time.
+const DECODED_ROWS: usize = 64;
 
 /// Rows out of a run, and the rows that failed.
 #[derive(Debug, Clone)]
@@ -154,13 +158,8 @@ impl CompiledSteps {
         };
         let mut batch = keys::conform(batch, &self.output_schema(range.start))?;
         let mut bad = Vec::new();
-        for step in steps {
-            let left = max_bad.saturating_sub(bad.len());
-            let output = match step {
-                Compiled::Sql(step) => step.clone().run(seed, epoch, batch, left).await,
-                Compiled::Python(step) => step.run(seed, epoch, batch, left).await,
-            };
-            let output = output.map_err(|e| e.context(format!("step `{}`", step.name())))?;
+        for segment in steps.chunk_by(|a, b| matches!((a, b), (Compiled::Sql(_), Compiled::Sql(_)))) {
+            let output = segment_output(segment, seed, epoch, batch, max_bad.saturating_sub(bad.len())).await?;
             batch = output.batch;
             bad.extend(output.bad);
             if bad.len() > max_bad {
@@ -170,6 +169,47 @@ impl CompiledSteps {
         bad.sort_by_key(|row| row.id);
         Ok(StepOutput { batch, bad })
     }
+}
+
+/// Neighbouring SQL steps, or one Python step. A segment that decodes images takes few rows at a time through all of its steps, so that what is
+/// held decoded is a slice's and not a batch's.
+async fn segment_output(segment: &[Compiled], seed: u64, epoch: u32, batch: RecordBatch, max_bad: usize) -> Result<StepOutput> {
+    let decodes = segment.iter().any(|s| matches!(s, Compiled::Sql(step) if step.decodes()));
+    if !decodes || batch.num_rows() <= DECODED_ROWS {
+        return chain(segment, seed, epoch, batch, max_bad).await;
+    }
+    let (mut done, mut bad) = (Vec::new(), Vec::new());
+    for slice in keys::slices(&batch, DECODED_ROWS)? {
+        let output = chain(segment, seed, epoch, slice, max_bad.saturating_sub(bad.len())).await?;
+        done.push(output.batch);
+        bad.extend(output.bad);
+        if bad.len() > max_bad {
+            break;
+        }
+    }
+    let Some(schema) = done.last().map(RecordBatch::schema) else { return Err(Error::internal("a batch without slices")) };
+    // After a stop the last slice may have ended in an earlier step; the caller fails anyway.
+    done.retain(|b| b.schema() == schema);
+    let batch = concat_batches(&schema, &done).map_err(|e| Error::new(Kind::ResourceExhausted, e.to_string()))?;
+    Ok(StepOutput { batch, bad })
+}
+
+async fn chain(steps: &[Compiled], seed: u64, epoch: u32, mut batch: RecordBatch, max_bad: usize) -> Result<StepOutput> {
+    let mut bad = Vec::new();
+    for step in steps {
+        let left = max_bad.saturating_sub(bad.len());
+        let output = match step {
+            Compiled::Sql(step) => step.clone().run(seed, epoch, batch, left).await,
+            Compiled::Python(step) => step.run(seed, epoch, batch, left).await,
+        };
+        let output = output.map_err(|e| e.context(format!("step `{}`", step.name())))?;
+        batch = output.batch;
+        bad.extend(output.bad);
+        if bad.len() > max_bad {
+            break;
+        }
+    }
+    Ok(StepOutput { batch, bad })
 }
 
 /// The `_id` column of a batch, for tests elsewhere in this crate.

@@ -25,11 +25,15 @@ const LIMITS: TextLimits = TextLimits { bytes: 256 << 10, operators: 2_000 };
 #[derive(Debug, Clone)]
 pub(super) struct ParsedStep {
     pub statement: Statement,
+    /// Bounds how deep its expressions are nested.
+    pub operators: usize,
+    /// Whether it makes large values out of small ones.
+    pub decodes: bool,
 }
 
 /// Parses and checks one step. Errors name the construct and carry DataFusion's position.
 pub(super) fn parse(sql: &str) -> Result<ParsedStep> {
-    check_text(sql, LIMITS)?;
+    let operators = check_text(sql, LIMITS)?;
     let mut statements = DFParserBuilder::new(sql).build().and_then(|mut p| p.parse_statements()).map_err(to_error)?;
     let (Some(statement), true) = (statements.pop_front(), statements.is_empty()) else {
         return Err(Error::bad_input("a step is exactly one SELECT").with_remedy("split it into several steps"));
@@ -44,7 +48,7 @@ pub(super) fn parse(sql: &str) -> Result<ParsedStep> {
     let mut marker = Marker::default();
     match VisitMut::visit(query.as_mut(), &mut marker) {
         ControlFlow::Break(error) => Err(*error),
-        ControlFlow::Continue(()) => Ok(ParsedStep { statement: Statement::Query(query) }),
+        ControlFlow::Continue(()) => Ok(ParsedStep { statement: Statement::Query(query), operators, decodes: marker.decodes }),
     }
 }
 
@@ -64,6 +68,7 @@ pub(super) fn not_row_local(construct: &str) -> Error {
 struct Marker {
     tables: HashSet<String>,
     lambdas: usize,
+    decodes: bool,
     calls: u32,
     /// Ordinals of the random calls that the walk is inside of.
     open: Vec<u32>,
@@ -193,6 +198,7 @@ impl Marker {
         if name.starts_with("__") {
             return Err(Error::bad_input(format!("`{name}` is not a function that a step may call")));
         }
+        self.decodes |= name == "image_decode";
         if !is_random(&name) {
             return Ok(());
         }

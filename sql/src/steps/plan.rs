@@ -35,6 +35,9 @@ use crate::session::{self, Room};
 /// Plans kept per step. A worker runs a few epochs and passes at a time; a plan is cheap to make again.
 const PLANS: usize = 8;
 
+/// Evaluating recurses once per operator. Up to this many are safe on the small stack of a thread for blocking work, in debug builds too.
+const SHALLOW: usize = 200;
+
 /// The session that all steps are planned in: immutable, with an empty catalog.
 static SESSION: LazyLock<Result<SessionState>> = LazyLock::new(|| {
     let runtime = session::runtime(Room { memory: None, spill: 0 }).map_err(to_error)?;
@@ -90,6 +93,10 @@ impl SqlStep {
         &self.output
     }
 
+    pub(super) fn decodes(&self) -> bool {
+        self.statement.decodes
+    }
+
     pub(super) fn effect(&self) -> Effect {
         self.effect
     }
@@ -99,7 +106,11 @@ impl SqlStep {
         let prepared = self.prepared(seed, epoch).await?;
         let mut output = bisect(&self.name, vec![batch], &self.output, max_bad, |batch| {
             let prepared = prepared.clone();
+            let deep = self.statement.operators > SHALLOW;
             async move {
+                if deep {
+                    return on_big_stack(move || prepared.run(batch)).await;
+                }
                 tokio::task::spawn_blocking(move || caught(|| prepared.run(batch)))
                     .await
                     .map_err(|e| Error::internal(format!("a step's thread went away: {e}")))?

@@ -1,6 +1,7 @@
 //! Steps on real batches: what is refused and how, keys, draws, bad rows.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod chain;
 mod digits;
 mod keys;
 mod random;

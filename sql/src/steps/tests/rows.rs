@@ -87,3 +87,29 @@ async fn one_plan_serves_many_batches_at_once() {
         assert_eq!(task.await.unwrap(), expected.slice(k * 64, 64));
     }
 }
+
+#[tokio::test]
+async fn images_are_decoded_a_few_at_a_time() {
+    use arrow::array::{AsArray, BinaryArray};
+    use std::io::Cursor;
+    let mut png = Vec::new();
+    image::RgbImage::from_fn(9, 7, |x, y| image::Rgb([x as u8, y as u8, 3])).write_to(&mut Cursor::new(&mut png), image::ImageFormat::Png).unwrap();
+    let content: Vec<&[u8]> = (0..300).map(|i| if i == 200 { b"no image".as_slice() } else { png.as_slice() }).collect();
+    let batch = RecordBatch::try_from_iter([
+        ("_id", Arc::new(Int64Array::from_iter_values(0..300)) as ArrayRef),
+        ("_source", Arc::new(StringArray::from_iter_values((0..300).map(|i| format!("{i}.png"))))),
+        ("content", Arc::new(BinaryArray::from(content))),
+    ])
+    .unwrap();
+    let steps = specs(&[
+        "SELECT image_decode(content) AS image FROM input",
+        "SELECT image_resize(image, 4, 4) AS image, random_int(0, 100) AS r FROM input",
+    ]);
+    let steps = CompiledSteps::compile(&steps, batch.schema(), &BTreeMap::new(), None).await.unwrap();
+    let whole = steps.run(0..2, 1, 0, batch.clone()).await.unwrap();
+    assert_eq!(whole.bad.iter().map(|b| (b.id, b.source.as_str())).collect::<Vec<_>>(), [(200, "200.png")]);
+    assert_eq!(whole.batch.num_rows(), 299);
+    assert_eq!(whole.batch.column_by_name("image").unwrap().as_fixed_size_list().value_length(), 48);
+    let part = steps.run(0..2, 1, 0, batch.slice(100, 50)).await.unwrap();
+    assert_eq!(part.batch, whole.batch.slice(100, 50));
+}
