@@ -31,7 +31,7 @@ pub enum Piece {
     Rows { start: u64, end: u64 },
 }
 
-/// One source chunk: pieces of files in path order.
+/// One source chunk: pieces of files in the order of their ids, which is path order except for files that came later.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskSpec {
     pub task: TaskId,
