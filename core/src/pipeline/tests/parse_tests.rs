@@ -310,6 +310,17 @@ fn wrong_overrides() {
 }
 
 #[test]
+fn source_options_keep_what_was_written() {
+    let text = format!(
+        "{SMALL}options = {{ delimiter = \"\\t\", quote = \"\", null_values = \"NA\", types = {{ n = \"int64\" }}, columns = [\"n\"], task_size = \"1MiB\" }}"
+    );
+    let options = good(&text, &[]).spec.source.options;
+    let expected =
+        json!({ "delimiter": "\t", "quote": "", "null_values": ["NA"], "types": { "n": "int64" }, "columns": ["n"], "task_size": 1 << 20 });
+    assert_eq!(json!(options), expected);
+}
+
+#[test]
 fn unknown_steps_name_the_nearest() {
     let error = good(DOCUMENTED, &[]).spec.step_index("augmen").unwrap_err();
     assert_eq!(error.to_string(), "no step is named `augmen`; did you mean `augment`?");
