@@ -124,7 +124,14 @@ pub fn quarantine_schema() -> SchemaRef {
 }
 
 /// Writes the bad rows of one attempt and returns the object's name, for the staging entry to name; `None` when there are no rows.
-pub async fn put_quarantine(root: &Root, dataset: &DatasetName, epoch: EpochId, task: TaskId, attempt: Attempt, rows: &[BadRow]) -> Result<Option<String>> {
+pub async fn put_quarantine(
+    root: &Root,
+    dataset: &DatasetName,
+    epoch: EpochId,
+    task: TaskId,
+    attempt: Attempt,
+    rows: &[BadRow],
+) -> Result<Option<String>> {
     if rows.is_empty() {
         return Ok(None);
     }

@@ -95,9 +95,14 @@ impl Journal {
         let db = settings::open(root).await.map_err(|e| error(&e).context("opening the journal"))?;
         let loaded = scan(db.scan::<std::ops::RangeFull>(..).await).await?;
         let (commands, receiver) = mpsc::channel(QUEUE);
-        let writer = Writer { db: db.clone(), next: loaded.last() + 1, first: loaded.entries.first().map_or(loaded.last() + 1, |e| e.0), unfolded: 0 };
+        let writer = Writer {
+            db: db.clone(),
+            next: loaded.last() + 1,
+            first: loaded.entries.first().map_or(loaded.last() + 1, |e| e.0),
+            unfolded: 0,
+        };
         let fence = Fence(db.manifest().writer_epoch());
-        let sweeper = tokio::spawn(settings::sweep_once(root.clone()));
+        let sweeper = tokio::spawn(settings::sweep_once(root.clone(), settings::SWEEP_AGE));
         let inner = Inner {
             db,
             fence,
@@ -114,7 +119,7 @@ impl Journal {
         self.inner.fence
     }
 
-    /// Everything needed to rebuild the state: the first call returns what opening found, later ones read again.
+    /// Everything needed to rebuild the state. The first call, before anything is written, returns what opening found; later ones read again.
     pub async fn load(&self) -> Result<Loaded> {
         let found = self.inner.loaded.lock().take();
         match found {
@@ -156,6 +161,8 @@ impl Journal {
     async fn send(&self, command: impl FnOnce(oneshot::Sender<Written>) -> Command) -> Result<u64> {
         let (reply, written) = oneshot::channel();
         let gone = || Error::new(Kind::Unavailable, "the journal is closed");
+        // What opening found is about to be out of date.
+        self.inner.loaded.lock().take();
         self.inner.commands.send(command(reply)).await.map_err(|_| gone())?;
         let (seq, handle) = written.await.map_err(|_| gone())??;
         if let Some(handle) = handle {
@@ -268,7 +275,8 @@ async fn scan(iterator: Result<DbIterator, slatedb::Error>) -> Result<Loaded> {
             key => {
                 let number = key.strip_prefix(&[ENTRY_PREFIX]).and_then(|n| n.try_into().ok()).map(u64::from_be_bytes);
                 let seq = number.ok_or_else(|| {
-                    Error::corrupt("the journal holds a key of an unknown kind").with_remedy("open this root with the version that wrote it")
+                    Error::corrupt("the journal holds a key of an unknown kind")
+                        .with_remedy("open this root with the version that wrote it")
                 })?;
                 loaded.entries.push((seq, pair.value));
             }

@@ -223,7 +223,9 @@ fn lock_error(path: &Path, error: &std::io::Error) -> Error {
     let message = format!("`{}`: {error}", path.display());
     match error.kind() {
         Io::PermissionDenied | Io::ReadOnlyFilesystem => Error::new(Kind::PermissionDenied, message).with_remedy("make the root writable"),
-        Io::StorageFull | Io::QuotaExceeded => Error::new(Kind::ResourceExhausted, format!("disk full: {message}")).with_remedy("free some space"),
+        Io::StorageFull | Io::QuotaExceeded => {
+            Error::new(Kind::ResourceExhausted, format!("disk full: {message}")).with_remedy("free some space")
+        }
         _ => Error::internal(message),
     }
 }

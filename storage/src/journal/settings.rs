@@ -2,13 +2,16 @@
 
 use slatedb::Db;
 use slatedb::config::{
-    CompactionWorkerOptions, CompactorOptions, GarbageCollectorDirectoryOptions, GarbageCollectorOptions, GarbageCollectorScheduleOptions, Settings,
+    CompactionWorkerOptions, CompactorOptions, GarbageCollectorDirectoryOptions, GarbageCollectorOptions, GarbageCollectorScheduleOptions,
+    Settings,
 };
 use std::time::Duration;
 
 use super::JOURNAL_PATH;
 use crate::root::Root;
 
+/// Age at which a log file that a table has taken in is swept.
+pub(super) const SWEEP_AGE: Duration = Duration::from_secs(60);
 const MIB: usize = 1 << 20;
 /// Tables waiting for compaction below which closing adds one more.
 pub(super) const FOLD_ON_CLOSE_BELOW: usize = 5;
@@ -36,7 +39,7 @@ fn settings(local: bool) -> Settings {
         l0_max_ssts_per_key: 16,
         l0_flush_parallelism: 1,
         compactor_options: Some(compactor()),
-        garbage_collector_options: Some(garbage()),
+        garbage_collector_options: Some(garbage(SWEEP_AGE)),
         object_store_max_retries: Some(if local { LOCAL_RETRIES } else { REMOTE_RETRIES }),
         ..Settings::default()
     }
@@ -61,25 +64,26 @@ fn compactor() -> CompactorOptions {
     }
 }
 
-/// Sweeps files that nothing names any more. Ages leave a reader that opened just before time to finish; a fence object outlives every
-/// writer that might still try to write at its place.
-pub(super) fn garbage() -> GarbageCollectorOptions {
-    let directory = |seconds, age| Some(GarbageCollectorDirectoryOptions { interval: Some(Duration::from_secs(seconds)), min_age: Duration::from_secs(age), dry_run: false });
+/// Sweeps files that nothing names any more and that are older than `age`, tables and manifests than five times that: a reader that opened just
+/// before has this long to finish. A fence object outlives every writer that might still try to write at its place.
+fn garbage(age: Duration) -> GarbageCollectorOptions {
+    let directory =
+        |seconds, min_age| Some(GarbageCollectorDirectoryOptions { interval: Some(Duration::from_secs(seconds)), min_age, dry_run: false });
     GarbageCollectorOptions {
-        manifest_options: directory(60, 300),
-        wal_options: directory(30, 60),
-        wal_fence_options: directory(3600, 7 * 86_400),
-        compacted_options: directory(60, 300),
-        compactions_options: directory(60, 300),
-        detach_options: Some(GarbageCollectorScheduleOptions { interval: Some(Duration::from_secs(600)) }),
+        manifest_options: directory(60, age * 5),
+        wal_options: directory(30, age),
+        wal_fence_options: directory(3600, Duration::from_hours(7 * 24)),
+        compacted_options: directory(60, age * 5),
+        compactions_options: directory(60, age * 5),
+        detach_options: Some(GarbageCollectorScheduleOptions { interval: Some(Duration::from_mins(10)) }),
         ..GarbageCollectorOptions::default()
     }
 }
 
 /// The collector's first tick comes an interval after opening, which a short-lived process never sees; so each opening sweeps once.
-pub(super) async fn sweep_once(root: Root) {
+pub(super) async fn sweep_once(root: Root, age: Duration) {
     let admin = slatedb::admin::AdminBuilder::new(JOURNAL_PATH, root.journal_store()).build();
-    if let Err(error) = admin.run_gc_once(garbage()).await {
+    if let Err(error) = admin.run_gc_once(garbage(age)).await {
         tracing::debug!(%error, "sweeping the journal failed");
     }
 }

@@ -243,3 +243,91 @@ async fn short_lived_owners() {
         assert!(started.elapsed() < Duration::from_secs(10), "round {round}: {:?}", started.elapsed());
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn log_files_are_folded_and_swept() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = local(dir.path()).await;
+    let journal = Journal::open(&root).await.unwrap();
+    for n in 0..FOLD_AFTER + 10 {
+        journal.append(entries(n..n + 1)).await.unwrap();
+    }
+    let files = || std::fs::read_dir(dir.path().join("journal/wal")).unwrap().count() as u64;
+    let before = files();
+    assert!(before > FOLD_AFTER);
+    // The fold runs beside the appends.
+    let folded = async {
+        while journal.inner.db.manifest().l0().is_empty() && journal.inner.db.manifest().compacted().is_empty() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), folded).await.unwrap();
+    settings::sweep_once(root.clone(), Duration::ZERO).await;
+    assert!(files() < 100, "{} of {before} files are left", files());
+    assert_eq!(read_journal(&root).await.unwrap().unwrap().last(), FOLD_AFTER + 10);
+    journal.append(entries(0..1)).await.unwrap();
+    journal.close().await.unwrap();
+    assert_eq!(Journal::open(&root).await.unwrap().load().await.unwrap().last(), FOLD_AFTER + 11);
+}
+
+const CHILD: &str = "FOREBAY_TEST_JOURNAL_CHILD";
+
+/// Run by the test below in a process of its own: owns the root, appends and says what is durable, until it is killed.
+#[test]
+fn child_that_appends() {
+    let Ok(path) = std::env::var(CHILD) else { return };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let root = Root::open(&path, true).await.unwrap();
+        let mut lock = crate::owner::LocalLock::acquire(&root).await.unwrap().unwrap();
+        let journal = Journal::open(&root).await.unwrap();
+        lock.announce(&record(1)).unwrap();
+        let mut last = journal.load().await.unwrap().last();
+        loop {
+            if last % 40 == 39 {
+                journal.compact(last, Bytes::from(format!("state {last}"))).await.unwrap();
+            }
+            last = journal.append(vec![Bytes::from(format!("entry {}", last + 1))]).await.unwrap();
+            // Straight to the descriptor: the harness would keep what is printed.
+            std::io::Write::write_all(&mut std::io::stderr(), format!("durable {last}\n").as_bytes()).unwrap();
+        }
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_durable_survives_kill_9() {
+    use std::io::BufRead;
+    let dir = tempfile::tempdir().unwrap();
+    let mut durable = 0;
+    for round in 1..=3 {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "journal::tests::child_that_appends", "--nocapture"])
+            .env(CHILD, dir.path())
+            .stderr(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut lines = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
+        for _ in 0..round * 37 {
+            let line = lines.next().unwrap().unwrap();
+            durable = line.strip_prefix("durable ").unwrap_or_else(|| panic!("{line}")).parse().unwrap();
+        }
+        child.kill().unwrap();
+        for line in lines {
+            // A line that was cut off says nothing.
+            durable = line.unwrap().strip_prefix("durable ").and_then(|n| n.parse().ok()).filter(|n| *n == durable + 1).unwrap_or(durable);
+        }
+        child.wait().unwrap();
+        let root = local(dir.path()).await;
+        let started = Instant::now();
+        assert_eq!(crate::owner::find_owner(&root).await.unwrap(), crate::owner::Owner::Dead);
+        assert!(started.elapsed() < Duration::from_secs(1), "its lock is free at once");
+        let loaded = read_journal(&root).await.unwrap().unwrap();
+        assert!(loaded.last() >= durable, "{} < {durable}", loaded.last());
+        assert_eq!(loaded.snapshot, (loaded.upto > 0).then(|| Bytes::from(format!("state {}", loaded.upto))));
+        for (n, entry) in &loaded.entries {
+            assert_eq!(entry, &Bytes::from(format!("entry {n}")));
+        }
+    }
+    assert!(durable > 100);
+}

@@ -20,7 +20,9 @@ pub(super) fn convert(text: &StringArray, kind: &DataType, explicit: bool) -> Re
     }
     let options = CastOptions { safe: true, ..CastOptions::default() };
     let array = cast_with_options(text, kind, &options).map_err(|e| Error::internal(format!("text can't be read as {kind}: {e}")))?;
-    let bad = (0..text.len()).filter(|row| text.is_valid(*row) && (array.is_null(*row) || !exact(text.value(*row), kind, explicit) || overflowed(&array, *row, text)));
+    let bad = (0..text.len()).filter(|row| {
+        text.is_valid(*row) && (array.is_null(*row) || !exact(text.value(*row), kind, explicit) || overflowed(&array, *row, text))
+    });
     let bad = bad.collect();
     Ok(Converted { array, bad })
 }

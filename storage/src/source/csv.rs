@@ -46,7 +46,12 @@ fn numbered(columns: usize, options: &Options, file: &str) -> Result<Vec<String>
 }
 
 /// The columns' names and types, from the first `infer_rows` rows of the source. Blocking.
-pub(super) fn infer(open_file: &dyn Fn(&SourceFile) -> Result<Blob>, files: &[SourceFile], options: &Options, limits: Limits) -> Result<Vec<(String, String)>> {
+pub(super) fn infer(
+    open_file: &dyn Fn(&SourceFile) -> Result<Blob>,
+    files: &[SourceFile],
+    options: &Options,
+    limits: Limits,
+) -> Result<Vec<(String, String)>> {
     let mut columns: Option<(Vec<String>, String)> = None;
     let mut candidates: Vec<Candidates> = Vec::new();
     let mut left = if options.infer_rows == 0 { u64::MAX } else { options.infer_rows };
@@ -87,7 +92,11 @@ pub(super) fn infer(open_file: &dyn Fn(&SourceFile) -> Result<Blob>, files: &[So
         blob.verify()?;
     }
     let Some((names, _)) = columns else {
-        let what = if options.csv.has_header { "every file of the source is empty: there is no header" } else { "every file of the source is empty" };
+        let what = if options.csv.has_header {
+            "every file of the source is empty: there is no header"
+        } else {
+            "every file of the source is empty"
+        };
         return Err(Error::bad_input(what).with_remedy("check the files, or the pattern in `source.uri`"));
     };
     candidates.resize_with(names.len(), Candidates::new);
@@ -188,12 +197,17 @@ impl CsvReader {
             Some(malformed) => Some(format!("{}; mend the line", malformed.describe())),
             None if record.len() != places.len() => {
                 let (has, wants) = (record.len(), places.len());
-                Some(format!("the row has {has} field{}, and there are {wants} columns; mend the line, or check `delimiter` and `quote`", if has == 1 { "" } else { "s" }))
+                Some(format!(
+                    "the row has {has} field{}, and there are {wants} columns; mend the line, or check `delimiter` and `quote`",
+                    if has == 1 { "" } else { "s" }
+                ))
             }
             None => None,
         };
         if let Some(what) = fault {
-            self.bad.push(origin.bad(id, record.line, &what));
+            let bad = origin.bad(id, record.line, &what);
+            self.bytes += bad.message.len() + bad.source.len() + 64;
+            self.bad.push(bad);
             return;
         }
         self.keys.push(origin, id, record.line);

@@ -79,7 +79,8 @@ impl Reader for FilesReader {
         check_size(&file.path, file.size)?;
         let content = blob.bytes(0, blob.size()).map_err(|e| blob.fail(&e))?;
         let full = |bytes: usize| bytes > self.limits.batch_bytes;
-        if !self.gathered.ids.is_empty() && (full(self.gathered.bytes + content.len()) || self.gathered.ids.len() >= self.limits.batch_rows) {
+        if !self.gathered.ids.is_empty() && (full(self.gathered.bytes + content.len()) || self.gathered.ids.len() >= self.limits.batch_rows)
+        {
             emit.send(self.take()?)?;
         }
         let rows = &mut self.gathered;

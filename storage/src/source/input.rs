@@ -163,7 +163,8 @@ impl Blob {
 
     /// Exactly these bytes; a file that has become shorter is an error.
     pub(super) fn bytes(&self, start: u64, len: u64) -> io::Result<Bytes> {
-        let past = || io::Error::new(io::ErrorKind::UnexpectedEof, format!("bytes {start}..{} of {}", start.saturating_add(len), self.size()));
+        let past =
+            || io::Error::new(io::ErrorKind::UnexpectedEof, format!("bytes {start}..{} of {}", start.saturating_add(len), self.size()));
         if start.checked_add(len).is_none_or(|end| end > self.size()) {
             return Err(past());
         }
@@ -177,7 +178,8 @@ impl Blob {
                 Ok(buffer.into())
             }
             Place::Remote { store, key, handle, etag } => {
-                let options = GetOptions { range: Some(GetRange::Bounded(start..start + len)), if_match: etag.clone(), ..GetOptions::default() };
+                let options =
+                    GetOptions { range: Some(GetRange::Bounded(start..start + len)), if_match: etag.clone(), ..GetOptions::default() };
                 let read = async { store.get_opts(key, options).await?.bytes().await };
                 handle.block_on(read).map_err(|e| io::Error::other(remote_error(self.name(), &e)))
             }

@@ -22,7 +22,8 @@ const MAX_METADATA: u64 = 256 << 20;
 const MAX_INFLATED: u64 = 4 << 30;
 
 fn broken(blob: &Blob, what: impl std::fmt::Display) -> Error {
-    Error::bad_input(format!("`{}` can't be read as Arrow: {what}", blob.name())).with_remedy("check that the file is whole and is Arrow IPC")
+    Error::bad_input(format!("`{}` can't be read as Arrow: {what}", blob.name()))
+        .with_remedy("check that the file is whole and is Arrow IPC")
 }
 
 fn is_file(blob: &Blob) -> Result<bool> {
@@ -59,7 +60,8 @@ fn batches(blob: &Blob) -> Result<Vec<(u64, u64)>> {
         Some((length, magic)) if magic == MAGIC => u64::from(u32::from_le_bytes(*length)),
         _ => return Err(broken(blob, "it doesn't end as an IPC file does (is it cut off?)")),
     };
-    let start = size.checked_sub(length + 10).filter(|_| length <= MAX_METADATA).ok_or_else(|| broken(blob, "its footer is longer than it is"))?;
+    let start =
+        size.checked_sub(length + 10).filter(|_| length <= MAX_METADATA).ok_or_else(|| broken(blob, "its footer is longer than it is"))?;
     let footer = blob.bytes(start, length).map_err(|e| blob.fail(&e))?;
     let footer = root_as_footer(&footer).map_err(|e| broken(blob, e))?;
     for block in footer.dictionaries().into_iter().flatten() {

@@ -23,7 +23,12 @@ use builder::{Finished, Node};
 use shape::Shape;
 
 /// The columns' names and types, from the first `infer_rows` rows of the source. Blocking.
-pub(super) fn infer(open_file: &dyn Fn(&SourceFile) -> Result<Blob>, files: &[SourceFile], options: &Options, limits: Limits) -> Result<Vec<(String, String)>> {
+pub(super) fn infer(
+    open_file: &dyn Fn(&SourceFile) -> Result<Blob>,
+    files: &[SourceFile],
+    options: &Options,
+    limits: Limits,
+) -> Result<Vec<(String, String)>> {
     let mut shape = Shape::Struct(Vec::new());
     let mut left = if options.infer_rows == 0 { u64::MAX } else { options.infer_rows };
     let mut named = String::new();
@@ -142,7 +147,11 @@ impl JsonReader {
         }
         if error.is_data() {
             let rows = self.infer_rows;
-            let seen = if rows == 0 { String::new() } else { format!("; types come from the first {rows} rows: set `infer_rows = 0`, or name the type in `options.types`") };
+            let seen = if rows == 0 {
+                String::new()
+            } else {
+                format!("; types come from the first {rows} rows: set `infer_rows = 0`, or name the type in `options.types`")
+            };
             return Some(format!("{what}{seen}"));
         }
         Some(format!("{what}; mend the line"))

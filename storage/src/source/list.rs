@@ -70,7 +70,9 @@ fn endings(format: SourceFormat) -> &'static [&'static str] {
 fn wanted(name: &str, format: SourceFormat) -> bool {
     let name = name.to_ascii_lowercase();
     let name = match format {
-        SourceFormat::Csv | SourceFormat::Json => [".gz", ".gzip", ".zst", ".zstd"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(&name),
+        SourceFormat::Csv | SourceFormat::Json => {
+            [".gz", ".gzip", ".zst", ".zstd"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(&name)
+        }
         _ => &name,
     };
     let endings = endings(format);

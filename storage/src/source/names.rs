@@ -26,7 +26,11 @@ pub(super) fn check(names: &[String], file: &str) -> Result<()> {
         }
         if let Some(other) = seen.insert(name.to_lowercase(), number) {
             let first = &names[other - 1];
-            let what = if first == name { format!("two columns are named `{name}`") } else { format!("the columns `{first}` and `{name}` differ only in case") };
+            let what = if first == name {
+                format!("two columns are named `{name}`")
+            } else {
+                format!("the columns `{first}` and `{name}` differ only in case")
+            };
             return Err(Error::bad_input(format!("`{file}`: {what} (columns {other} and {number})")).with_remedy(REMEDY));
         }
     }
@@ -57,9 +61,11 @@ pub(super) fn renamed(found: Vec<String>, options: &Options, file: &str) -> Resu
 pub(super) fn rename(schema: SchemaRef, options: &Options, file: &str) -> Result<Fields> {
     let names = renamed(schema.fields().iter().map(|f| f.name().clone()).collect(), options, file)?;
     check(&names, file)?;
-    let fields = schema.fields().iter().zip(names).map(|(field, name)| {
-        if field.name() == &name { field.clone() } else { Arc::new(Field::clone(field).with_name(name)) }
-    });
+    let fields = schema
+        .fields()
+        .iter()
+        .zip(names)
+        .map(|(field, name)| if field.name() == &name { field.clone() } else { Arc::new(Field::clone(field).with_name(name)) });
     Ok(fields.collect())
 }
 
@@ -69,7 +75,10 @@ pub(super) fn places(wanted: &[&str], found: &[String], file: &str, first: &str)
     let mut places = Vec::with_capacity(wanted.len());
     for name in wanted {
         let place = found.iter().position(|f| f == name);
-        places.push(place.ok_or_else(|| Error::bad_input(format!("`{file}` lacks the column `{name}`, which `{first}` has")).with_remedy(remedy))?);
+        places.push(
+            place
+                .ok_or_else(|| Error::bad_input(format!("`{file}` lacks the column `{name}`, which `{first}` has")).with_remedy(remedy))?,
+        );
     }
     match found.iter().find(|f| !wanted.contains(&f.as_str())) {
         Some(extra) => Err(Error::bad_input(format!("`{file}` has the column `{extra}`, which `{first}` lacks")).with_remedy(remedy)),

@@ -14,7 +14,8 @@ use super::stream::{Emit, Reader, Stop};
 use super::{Limits, SourceBatch, names};
 
 fn broken(blob: &Blob, error: &dyn std::fmt::Display) -> Error {
-    Error::bad_input(format!("`{}` can't be read as Parquet: {error}", blob.name())).with_remedy("check that the file is whole and is Parquet")
+    Error::bad_input(format!("`{}` can't be read as Parquet: {error}", blob.name()))
+        .with_remedy("check that the file is whole and is Parquet")
 }
 
 fn open(blob: &Blob) -> Result<ParquetRecordBatchReaderBuilder<Blob>> {

@@ -59,7 +59,8 @@ pub(super) fn is_url(location: &str) -> bool {
 
 fn scheme(location: &str) -> Option<&str> {
     let (scheme, _) = location.split_once("://")?;
-    let sound = scheme.starts_with(|c: char| c.is_ascii_alphabetic()) && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
+    let sound =
+        scheme.starts_with(|c: char| c.is_ascii_alphabetic()) && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
     sound.then_some(scheme)
 }
 
@@ -94,7 +95,18 @@ pub(super) fn base_location(base: &str) -> Result<String> {
     }
 }
 
-const SCHEMES: &[&str] = &["s3", "s3a", "gs", "az", "adl", "abfs", "abfss", "azure", #[cfg(test)] "memory"];
+const SCHEMES: &[&str] = &[
+    "s3",
+    "s3a",
+    "gs",
+    "az",
+    "adl",
+    "abfs",
+    "abfss",
+    "azure",
+    #[cfg(test)]
+    "memory",
+];
 
 fn file_path(url: &str) -> &str {
     let path = url.strip_prefix("file://").unwrap_or(url);
@@ -105,7 +117,9 @@ fn clean_url(url: &str) -> Result<String> {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
     if authority.contains('@') && !scheme.starts_with("abfs") {
-        return Err(Error::bad_input("a source URL may not carry credentials").with_remedy("put them into the store's environment variables"));
+        return Err(
+            Error::bad_input("a source URL may not carry credentials").with_remedy("put them into the store's environment variables")
+        );
     }
     // A remote prefix may end in a slash; a folder and its contents are told apart when it is listed.
     Ok(format!("{scheme}://{authority}{}", clean(path)))

@@ -152,7 +152,10 @@ impl Record<'_> {
 enum Parsed {
     /// The record goes on behind the buffer.
     Incomplete,
-    Record { used: usize, malformed: Option<Malformed> },
+    Record {
+        used: usize,
+        malformed: Option<Malformed>,
+    },
 }
 
 /// Reads csv records one after the other.

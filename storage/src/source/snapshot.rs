@@ -22,7 +22,8 @@ pub(super) const COMPRESSED_RANGE: i64 = 1 << 36;
 const PARALLEL: usize = 8;
 
 pub(super) fn too_long(name: &str) -> Error {
-    Error::bad_input(format!("`{name}` holds more than {COMPRESSED_RANGE} bytes of text")).with_remedy("divide it, or store it uncompressed")
+    Error::bad_input(format!("`{name}` holds more than {COMPRESSED_RANGE} bytes of text"))
+        .with_remedy("divide it, or store it uncompressed")
 }
 
 /// What only a file's content tells.
@@ -33,7 +34,13 @@ struct Shape {
     schema: Option<SchemaRef>,
 }
 
-pub(super) async fn take(spec: &SourceSpec, base: &str, previous: Option<&SourceSnapshot>, allow: AllowFn<'_>, limits: Limits) -> Result<SourceSnapshot> {
+pub(super) async fn take(
+    spec: &SourceSpec,
+    base: &str,
+    previous: Option<&SourceSnapshot>,
+    allow: AllowFn<'_>,
+    limits: Limits,
+) -> Result<SourceSnapshot> {
     let options = Options::parse(spec)?;
     if spec.format == SourceFormat::Csv {
         csv::check_types(&options.types)?;
@@ -46,14 +53,10 @@ pub(super) async fn take(spec: &SourceSpec, base: &str, previous: Option<&Source
     let mut all: Vec<SourceFile> =
         named.into_iter().map(|(path, f)| SourceFile { path, size: f.size, stamp: f.stamp, id_base: 0, id_range: 0 }).collect();
     let work = Arc::new(Work { format: spec.format, options: options.clone(), stores: stores.clone(), base: base.clone(), limits });
-    let shapes: Vec<Shape> = stream::iter(all.clone())
-        .map(|file| shape(work.clone(), file))
-        .buffered(PARALLEL)
-        .try_collect()
-        .await?;
+    let shapes: Vec<Shape> = stream::iter(all.clone()).map(|file| shape(work.clone(), file)).buffered(PARALLEL).try_collect().await?;
     agree(&work, &all, &shapes)?;
     let next_id = assign(&mut all, &shapes, previous)?;
-    let tasks = tasks(&shapes, options.task_size.unwrap_or(DEFAULT_TASK_SIZE), limits.task_files)?;
+    let tasks = tasks(&all, &shapes, options.task_size.unwrap_or(DEFAULT_TASK_SIZE), limits.task_files)?;
     let columns = infer(work, all.clone()).await?;
     Ok(SourceSnapshot { base, files: all, tasks, columns, next_id })
 }
@@ -198,25 +201,33 @@ fn assign(all: &mut [SourceFile], shapes: &[Shape], previous: Option<&SourceSnap
             _ => {
                 file.id_base = next;
                 let end = next.checked_add(file.id_range);
-                next = end.ok_or_else(|| Error::bad_input("the source has more rows than there are ids").with_remedy("divide it into several datasets"))?;
+                next = end.ok_or_else(|| {
+                    Error::bad_input("the source has more rows than there are ids").with_remedy("divide it into several datasets")
+                })?;
             }
         }
     }
     Ok(next)
 }
 
-fn tasks(shapes: &[Shape], size: u64, most: usize) -> Result<Vec<TaskSpec>> {
+/// Tasks take files in the order of their ids, so that a dataset's rows are stored in key order; for a source's first snapshot that is path order.
+fn tasks(all: &[SourceFile], shapes: &[Shape], size: u64, most: usize) -> Result<Vec<TaskSpec>> {
+    let mut order: Vec<(usize, &Shape)> = shapes.iter().enumerate().collect();
+    order.sort_by_key(|(index, _)| all.get(*index).map(|f| (f.id_base, f.id_range)));
     let mut tasks = Vec::new();
     let mut pieces = Vec::new();
     let mut bytes = 0_u64;
     let mut close = |pieces: &mut Vec<(u32, Piece)>| -> Result<()> {
         if !pieces.is_empty() {
-            let task = TaskId(u32::try_from(tasks.len()).map_err(|_| Error::bad_input("the source has too many tasks").with_remedy("raise `task_size`"))?);
+            let task = TaskId(
+                u32::try_from(tasks.len())
+                    .map_err(|_| Error::bad_input("the source has too many tasks").with_remedy("raise `task_size`"))?,
+            );
             tasks.push(TaskSpec { task, pieces: std::mem::take(pieces) });
         }
         Ok(())
     };
-    for (index, shape) in shapes.iter().enumerate() {
+    for (index, shape) in order {
         let index = u32::try_from(index).map_err(|_| Error::bad_input("the source has more than 2^32 files"))?;
         for (piece, cost) in &shape.pieces {
             if bytes.saturating_add(*cost) > size || pieces.len() >= most {

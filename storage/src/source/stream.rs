@@ -55,7 +55,12 @@ struct Reading {
     thread: Option<JoinHandle<()>>,
 }
 
-pub(super) fn read_task(spec: SourceSpec, snapshot: Arc<SourceSnapshot>, task: TaskSpec, limits: Limits) -> BoxStream<'static, Result<SourceBatch>> {
+pub(super) fn read_task(
+    spec: SourceSpec,
+    snapshot: Arc<SourceSnapshot>,
+    task: TaskSpec,
+    limits: Limits,
+) -> BoxStream<'static, Result<SourceBatch>> {
     let begin = async move {
         let (queue, batches) = mpsc::channel(QUEUE);
         let stores = Stores::new();
@@ -77,11 +82,20 @@ async fn next(mut reading: Reading) -> Option<(Result<SourceBatch>, Reading)> {
     }
     match reading.thread.take()?.await {
         Ok(()) => None,
-        Err(e) => Some((Err(Error::corrupt(format!("a source file broke its reader: {e}")).with_remedy("look for a damaged file")), reading)),
+        Err(e) => {
+            Some((Err(Error::corrupt(format!("a source file broke its reader: {e}")).with_remedy("look for a damaged file")), reading))
+        }
     }
 }
 
-fn run(spec: &SourceSpec, snapshot: &SourceSnapshot, task: &TaskSpec, limits: Limits, stores: &Stores, emit: &mut Emit) -> Result<(), Stop> {
+fn run(
+    spec: &SourceSpec,
+    snapshot: &SourceSnapshot,
+    task: &TaskSpec,
+    limits: Limits,
+    stores: &Stores,
+    emit: &mut Emit,
+) -> Result<(), Stop> {
     let options = Options::parse(spec)?;
     let schema = super::schema(spec, snapshot, stores)?;
     let first = snapshot.files.first().map(|f| f.path.clone()).unwrap_or_default();

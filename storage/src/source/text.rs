@@ -246,7 +246,13 @@ pub(super) fn excerpt(value: &str) -> String {
 }
 
 /// Puts keys and columns together and takes the faulty rows out.
-pub(super) fn assemble(schema: &SchemaRef, keys: &Keys, columns: Vec<ArrayRef>, faults: &Faults, mut bad: Vec<BadRow>) -> Result<SourceBatch> {
+pub(super) fn assemble(
+    schema: &SchemaRef,
+    keys: &Keys,
+    columns: Vec<ArrayRef>,
+    faults: &Faults,
+    mut bad: Vec<BadRow>,
+) -> Result<SourceBatch> {
     let mut all: Vec<ArrayRef> = vec![Arc::new(Int64Array::from(keys.ids.clone())), Arc::new(keys.sources())];
     all.extend(columns);
     let batch = RecordBatch::try_new(schema.clone(), all).map_err(|e| Error::internal(format!("source rows: {e}")))?;

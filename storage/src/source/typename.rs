@@ -119,7 +119,8 @@ impl Parser<'_> {
         self.expect(")")?;
         match (precision, scale) {
             (Some(precision), Some(scale)) if scale as u8 <= precision => Ok(DataType::Decimal128(precision, scale)),
-            _ => Err(Error::bad_input(format!("`{}` is not a decimal type", self.whole)).with_remedy("write decimal(precision,scale) with a precision up to 38")),
+            _ => Err(Error::bad_input(format!("`{}` is not a decimal type", self.whole))
+                .with_remedy("write decimal(precision,scale) with a precision up to 38")),
         }
     }
 
@@ -160,7 +161,8 @@ impl Parser<'_> {
 
     fn unexpected(&self) -> Error {
         let at = self.rest.trim_start().chars().next().map_or_else(|| "its end".to_owned(), |c| format!("`{c}`"));
-        Error::bad_input(format!("the type `{}` can't be read at {at}", self.whole)).with_remedy("write it such as `int64`, `list<string>` or `struct<a: float64>`")
+        Error::bad_input(format!("the type `{}` can't be read at {at}", self.whole))
+            .with_remedy("write it such as `int64`, `list<string>` or `struct<a: float64>`")
     }
 }
 

@@ -45,7 +45,13 @@ fn names_of_types_round_trip() {
     for name in ["int64", "json", "timestamp_utc", "decimal(10,2)", "list<struct<a: int64, \"b c\": list<string>>>", "struct<>", "bool"] {
         assert_eq!(typename::format(&typename::parse(name).unwrap()), name);
     }
-    for (name, part) in [("in64", "did you mean `int64`?"), ("list<int64", "its end"), ("decimal(50,2)", "up to 38"), ("int64 x", "`x`"), ("", "not a type")] {
+    for (name, part) in [
+        ("in64", "did you mean `int64`?"),
+        ("list<int64", "its end"),
+        ("decimal(50,2)", "up to 38"),
+        ("int64 x", "`x`"),
+        ("", "not a type"),
+    ] {
         let error = typename::parse(name).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
     }

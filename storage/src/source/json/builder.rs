@@ -77,7 +77,9 @@ impl Node {
             DataType::Float64 => Tree::Float(Vec::new()),
             DataType::Utf8 => Tree::Text { column: TextColumn::default(), loose: false },
             DataType::LargeUtf8 => Tree::Json(TextColumn::default()),
-            DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::UInt8 | DataType::UInt16 | DataType::UInt32 if top => Tree::Int(Vec::new()),
+            DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::UInt8 | DataType::UInt16 | DataType::UInt32 if top => {
+                Tree::Int(Vec::new())
+            }
             DataType::Float32 if top => Tree::Float(Vec::new()),
             DataType::UInt64 | DataType::Date32 | DataType::Timestamp(..) | DataType::Decimal128(..) if top => {
                 Tree::Text { column: TextColumn::default(), loose: true }

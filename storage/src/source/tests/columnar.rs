@@ -83,7 +83,9 @@ async fn a_row_of_100_mb() {
     let big = "y".repeat(100 << 20);
     let t: ArrayRef = Arc::new(StringArray::from(vec!["a", &big, "b"]));
     let batch = RecordBatch::try_from_iter([("t", t)]).unwrap();
-    for (format, name, bytes) in [(Parquet, "a.parquet", parquet(std::slice::from_ref(&batch), 10)), (Arrow, "a.arrow", ipc_file(&[batch], None))] {
+    for (format, name, bytes) in
+        [(Parquet, "a.parquet", parquet(std::slice::from_ref(&batch), 10)), (Arrow, "a.arrow", ipc_file(&[batch], None))]
+    {
         let rows = source(&spec(format, &[name]), &[(name, &bytes)]).await.unwrap();
         let lengths: Vec<usize> = rows.texts("t").iter().map(|t| t.as_ref().unwrap().len()).collect();
         assert_eq!(lengths, [1, 100 << 20, 1]);
@@ -103,7 +105,10 @@ async fn extension_types_and_dictionaries_survive() {
     let labels_field = Field::new("label", labels.data_type().clone(), true);
     let schema = Arc::new(Schema::new(vec![tensor_field, labels_field]));
     let batch = RecordBatch::try_new(schema, vec![Arc::new(tensor), Arc::new(labels)]).unwrap();
-    for (format, name, bytes) in [(Parquet, "a.parquet", parquet(std::slice::from_ref(&batch), 10)), (Arrow, "a.arrow", ipc_file(std::slice::from_ref(&batch), None))] {
+    for (format, name, bytes) in [
+        (Parquet, "a.parquet", parquet(std::slice::from_ref(&batch), 10)),
+        (Arrow, "a.arrow", ipc_file(std::slice::from_ref(&batch), None)),
+    ] {
         let rows = source(&spec(format, &[name]), &[(name, &bytes)]).await.unwrap();
         assert_eq!(rows.schema.field_with_name("image").unwrap().metadata(), &metadata, "{name}");
         assert_eq!(rows.all()["image"].as_ref(), batch["image"].as_ref());
@@ -177,7 +182,11 @@ async fn damaged_files_are_named() {
 #[tokio::test]
 async fn flipped_bytes_never_break_the_process() {
     let small = [batch(0, 20)];
-    let forms = [(Arrow, "a.arrow", ipc_file(&small, Some(CompressionType::LZ4_FRAME))), (Arrow, "a.arrows", ipc_stream(&small)), (Parquet, "a.parquet", parquet(&small, 10))];
+    let forms = [
+        (Arrow, "a.arrow", ipc_file(&small, Some(CompressionType::LZ4_FRAME))),
+        (Arrow, "a.arrows", ipc_stream(&small)),
+        (Parquet, "a.parquet", parquet(&small, 10)),
+    ];
     for (format, name, bytes) in forms {
         for at in (0..bytes.len()).step_by(bytes.len() / 60) {
             let mut damaged = bytes.clone();

@@ -48,7 +48,9 @@ async fn a_type_that_changes_after_the_inferred_rows_is_a_bad_row() {
 #[tokio::test]
 async fn a_value_is_never_changed() {
     let first = "1,1.5,2024-01-01 00:00:00\n".repeat(3);
-    let text = format!("i,f,t\n{first}007,1,2024-01-01 00:00:00\n1,12345678901234567890,2024-01-01 00:00:00\n1,1e999,2024-01-01 00:00:00\n1,1,2024-01-01 00:00:00.1234567\n1,1,2024-01-01 00:00:00Z\n1,1,2024-01-01 00:00:00.1234560\n");
+    let text = format!(
+        "i,f,t\n{first}007,1,2024-01-01 00:00:00\n1,12345678901234567890,2024-01-01 00:00:00\n1,1e999,2024-01-01 00:00:00\n1,1,2024-01-01 00:00:00.1234567\n1,1,2024-01-01 00:00:00Z\n1,1,2024-01-01 00:00:00.1234560\n"
+    );
     let spec = with(spec(Csv, &["a.csv"]), "infer_rows", json!(3));
     let rows = source(&spec, &[("a.csv", text.as_bytes())]).await.unwrap();
     let messages: Vec<&str> = rows.bad.iter().map(|b| b.message.as_str()).collect();
@@ -62,7 +64,9 @@ async fn a_value_is_never_changed() {
 #[tokio::test]
 async fn explicit_types_are_cast_and_checked() {
     let spec = with(spec(Csv, &["a.csv"]), "types", json!({"a": "int8", "b": "decimal(10,2)", "c": "int64", "d": "float32", "e": "bool"}));
-    let rows = source(&spec, &[("a.csv", b"a,b,c,d,e\n127,1.50,007,1.5,yes\n128,1,1,1,1\n1,1.239,1,1,1\n1,1.2300,1,1,0\n1,1,1,1,maybe\n")]).await.unwrap();
+    let rows = source(&spec, &[("a.csv", b"a,b,c,d,e\n127,1.50,007,1.5,yes\n128,1,1,1,1\n1,1.239,1,1,1\n1,1.2300,1,1,0\n1,1,1,1,maybe\n")])
+        .await
+        .unwrap();
     assert_eq!(rows.kind("b"), "Decimal128(10, 2)");
     assert_eq!(rows.texts("c"), some(&["7", "1"]));
     assert_eq!(rows.texts("b"), some(&["1.50", "1.23"]));

@@ -7,7 +7,13 @@ use super::*;
 
 #[tokio::test]
 async fn a_tree_of_files() {
-    let dir = folder(&[("images/cat/1.jpg", b"meow"), ("images/dog/b/2.jpg", b""), ("images/.hidden/3", b"no"), ("images/top", b"t"), ("other", b"no")]);
+    let dir = folder(&[
+        ("images/cat/1.jpg", b"meow"),
+        ("images/dog/b/2.jpg", b""),
+        ("images/.hidden/3", b"no"),
+        ("images/top", b"t"),
+        ("other", b"no"),
+    ]);
     let spec = spec(Files, &["images"]);
     let snapshot = take(&spec, dir.path()).await.unwrap();
     let rows = read(&spec, &snapshot).await.unwrap();
@@ -33,8 +39,12 @@ async fn names_that_are_not_utf8_survive() {
         let snapshot = take(&spec, dir.path()).await.unwrap();
         let rows = read(&spec, &snapshot).await.unwrap();
         let all = rows.all();
-        let mut found: Vec<(String, u8)> =
-            rows.texts("_source").into_iter().zip(all["content"].as_binary::<i32>().iter()).map(|(n, c)| (n.unwrap(), c.unwrap()[0])).collect();
+        let mut found: Vec<(String, u8)> = rows
+            .texts("_source")
+            .into_iter()
+            .zip(all["content"].as_binary::<i32>().iter())
+            .map(|(n, c)| (n.unwrap(), c.unwrap()[0]))
+            .collect();
         found.sort_by_key(|(_, at)| *at);
         let names: Vec<&str> = found.iter().map(|(n, _)| n.as_str()).collect();
         assert_eq!(names, ["caf%E9.txt", "caf%25E9.txt", "100%.txt", "a b\n.txt", "日本.txt"]);

@@ -18,7 +18,10 @@ async fn objects_become_structs_and_lists() {
     assert!(rows.bad.is_empty(), "{:?}", rows.bad);
     assert_eq!(rows.texts("a"), vec![Some("1".into()), Some("2".into()), None]);
     assert_eq!(rows.texts("b"), vec![Some("1.5".into()), Some("2.0".into()), None]);
-    assert_eq!((rows.kind("a"), rows.kind("b"), rows.kind("d"), rows.kind("new")), ("Int64".into(), "Float64".into(), "Boolean".into(), "Utf8".into()));
+    assert_eq!(
+        (rows.kind("a"), rows.kind("b"), rows.kind("d"), rows.kind("new")),
+        ("Int64".into(), "Float64".into(), "Boolean".into(), "Utf8".into())
+    );
     assert!(rows.kind("e").starts_with("Struct(\"f\""), "{}", rows.kind("e"));
     let all = rows.all();
     let lists = all["e"].as_struct().column_by_name("f").unwrap().as_list::<i32>().clone();
@@ -46,7 +49,14 @@ async fn what_comes_after_the_inferred_rows() {
     assert_eq!(rows.texts("a"), some(&["1", "2", "4"]));
     let bad = messages(&rows);
     assert_eq!(bad.len(), 6, "{bad:?}");
-    for (message, part) in bad.iter().zip(["2.5 is no int64", "key `b` is not among", "key `a` occurs twice", "9007199254740993 is no float64", "9223372036854775808 is no int64", "\"5\" is no int64"]) {
+    for (message, part) in bad.iter().zip([
+        "2.5 is no int64",
+        "key `b` is not among",
+        "key `a` occurs twice",
+        "9007199254740993 is no float64",
+        "9223372036854775808 is no int64",
+        "\"5\" is no int64",
+    ]) {
         assert!(message.contains(part), "{message} / {part}");
     }
     assert!(bad[1].contains("infer_rows = 0") && bad[1].contains("options.types"), "{}", bad[1]);

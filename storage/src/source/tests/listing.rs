@@ -16,7 +16,16 @@ async fn names(spec: &SourceSpec, dir: &Path) -> Vec<String> {
 #[tokio::test]
 async fn patterns_folders_and_lists() {
     let zst = zstd::encode_all(ONE, 1).unwrap();
-    let dir = folder(&[("a.csv", ONE), ("b.tsv", ONE), ("d/c.csv", ONE), ("d/e/f.csv.zst", &zst), ("d/e/readme.md", ONE), ("d/.h/i.csv", ONE), ("we[i]rd.csv", ONE), (".j.csv", ONE)]);
+    let dir = folder(&[
+        ("a.csv", ONE),
+        ("b.tsv", ONE),
+        ("d/c.csv", ONE),
+        ("d/e/f.csv.zst", &zst),
+        ("d/e/readme.md", ONE),
+        ("d/.h/i.csv", ONE),
+        ("we[i]rd.csv", ONE),
+        (".j.csv", ONE),
+    ]);
     for (uri, expected) in [
         (vec!["*.csv"], vec!["a.csv", "we[i]rd.csv"]),
         (vec!["**/*.csv"], vec!["a.csv", "d/c.csv", "we[i]rd.csv"]),
@@ -83,7 +92,17 @@ async fn what_is_not_allowed_is_refused_before_it_is_touched() {
     assert_eq!(took("data/a.csv").await.unwrap().files.len(), 1);
     let inside = spec(Csv, &["data/[a].csv"]);
     assert_eq!(snapshot(&inside, base, None, &ask).await.unwrap().files.len(), 1);
-    for uri in ["data2/a.csv", "data/../data2/a.csv", "*/a.csv", "data/link.csv", "data/*.csv", "/etc/passwd", "s3://bucket/raw2/x.csv", "s3://bucket/raw/../x.csv", "s3://bucket/*.csv"] {
+    for uri in [
+        "data2/a.csv",
+        "data/../data2/a.csv",
+        "*/a.csv",
+        "data/link.csv",
+        "data/*.csv",
+        "/etc/passwd",
+        "s3://bucket/raw2/x.csv",
+        "s3://bucket/raw/../x.csv",
+        "s3://bucket/*.csv",
+    ] {
         let error = took(uri).await.unwrap_err();
         assert_eq!(error.kind, Kind::PermissionDenied, "{uri}: {error}");
         assert_says(&error, &["sources.allow"]);
@@ -102,7 +121,9 @@ async fn what_is_not_allowed_is_refused_before_it_is_touched() {
 async fn remote_files_read_as_local_ones() {
     let store = memory_store("remote");
     let big = format!("x,t\n{}", (0..5000).map(|n| format!("{n},row {n}\n")).collect::<String>());
-    for (name, text) in [("raw/a.csv", big.as_bytes()), ("raw/deep/b.csv", b"x,t\n1,2\n"), ("raw2/c.csv", b"x\n1\n"), ("raw/.d.csv", b"x\n")] {
+    for (name, text) in
+        [("raw/a.csv", big.as_bytes()), ("raw/deep/b.csv", b"x,t\n1,2\n"), ("raw2/c.csv", b"x\n1\n"), ("raw/.d.csv", b"x\n")]
+    {
         store.put(&Key::from(name), text.to_vec().into()).await.unwrap();
     }
     let asked = Mutex::new(Vec::new());
@@ -110,10 +131,14 @@ async fn remote_files_read_as_local_ones() {
         asked.lock().push(location.to_owned());
         true
     };
-    for (uri, files) in [("memory://remote/raw", 2), ("memory://remote/raw/*.csv", 1), ("memory://remote/**/*.csv", 3), ("memory://remote/raw/a.csv", 1)] {
+    for (uri, files) in
+        [("memory://remote/raw", 2), ("memory://remote/raw/*.csv", 1), ("memory://remote/**/*.csv", 3), ("memory://remote/raw/a.csv", 1)]
+    {
         let spec = spec(Csv, &[uri]);
         // Listing only: `raw2` has other columns.
-        let found = snapshot(&super::with(SourceSpec { format: Files, ..spec }, "task_size", serde_json::json!(1)), "/base", None, &allow).await.unwrap();
+        let found = snapshot(&super::with(SourceSpec { format: Files, ..spec }, "task_size", serde_json::json!(1)), "/base", None, &allow)
+            .await
+            .unwrap();
         assert_eq!(found.files.len(), files, "{uri}");
         assert!(found.files.iter().all(|f| f.path.starts_with("memory://remote/raw") && !f.stamp.is_empty()));
     }

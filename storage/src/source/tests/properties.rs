@@ -64,10 +64,12 @@ impl Rows {
     /// Any column, as text.
     fn texts_of(&self, column: &str) -> Vec<Option<String>> {
         let all = self.all();
-        (0..all.num_rows()).map(|row| {
-            let array = &all[column];
-            array.is_valid(row).then(|| arrow::util::display::array_value_to_string(array, row).unwrap())
-        }).collect()
+        (0..all.num_rows())
+            .map(|row| {
+                let array = &all[column];
+                array.is_valid(row).then(|| arrow::util::display::array_value_to_string(array, row).unwrap())
+            })
+            .collect()
     }
 }
 

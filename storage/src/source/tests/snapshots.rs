@@ -34,6 +34,9 @@ async fn ids_are_never_reassigned() {
     fs::remove_file(dir.path().join("e.csv")).unwrap();
     let second = again(&spec, dir.path(), &first).await;
     assert_eq!(ranges(&second), [triple("a.csv", 15, 4), triple("b.csv", 0, 4), triple("c.csv", 19, 5), triple("d.csv", 4, 5)]);
+    let rows = read(&spec, &second).await.unwrap();
+    assert!(rows.ids().is_sorted(), "rows come in id order: {:?}", rows.ids());
+    assert_eq!(rows.texts("x"), some(&["1", "22", "4", "55"]));
     // A changed file gets new ids, and those of one that vanished stay unused.
     fs::remove_file(dir.path().join("c.csv")).unwrap();
     std::thread::sleep(Duration::from_millis(20));
@@ -70,7 +73,10 @@ async fn small_files_share_tasks_and_large_ones_are_divided() {
     let taken = take(&spec, dir.path()).await.unwrap();
     assert_eq!(taken.tasks.iter().map(|t| t.pieces.len()).collect::<Vec<_>>(), [10, 10, 10]);
     assert_eq!(taken.tasks.iter().map(|t| t.task.0).collect::<Vec<_>>(), [0, 1, 2]);
-    let few = super::super::snapshot::take(&spec, dir.path().to_str().unwrap(), None, &everything, Limits { task_files: 7, ..Limits::default() }).await.unwrap();
+    let few =
+        super::super::snapshot::take(&spec, dir.path().to_str().unwrap(), None, &everything, Limits { task_files: 7, ..Limits::default() })
+            .await
+            .unwrap();
     assert_eq!(few.tasks.iter().map(|t| t.pieces.len()).collect::<Vec<_>>(), [7, 7, 7, 7, 2]);
     let rows = read(&spec, &few).await.unwrap();
     assert_eq!((rows.all().num_rows(), rows.batches.len()), (30, 5), "one batch for many small files");
