@@ -1,8 +1,10 @@
 //! A shard's bytes on their way to its final name: one conditional put when small, a multipart upload when it grows.
 
+use bytes::Bytes;
 use forebay_core::{Error, Kind, Result};
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode};
+use object_store::{GetOptions, GetRange, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
+use std::collections::VecDeque;
 
 use crate::root::Root;
 
@@ -16,7 +18,9 @@ const TAIL_BYTES: usize = 64 << 10;
 pub(super) struct Upload {
     root: Root,
     pub(super) path: Path,
-    pending: Vec<u8>,
+    /// What isn't sent yet, in pieces as they came: they are never copied.
+    pending: VecDeque<Bytes>,
+    pending_bytes: usize,
     parts: Option<Box<dyn MultipartUpload>>,
     tail: Vec<u8>,
     size: u64,
@@ -24,7 +28,7 @@ pub(super) struct Upload {
 
 impl Upload {
     pub(super) fn new(root: Root, path: Path) -> Self {
-        Self { root, path, pending: Vec::new(), parts: None, tail: Vec::new(), size: 0 }
+        Self { root, path, pending: VecDeque::new(), pending_bytes: 0, parts: None, tail: Vec::new(), size: 0 }
     }
 
     fn failed(&self, error: &object_store::Error) -> Error {
@@ -34,17 +38,30 @@ impl Upload {
     pub(super) async fn push(&mut self, bytes: Vec<u8>) -> Result<()> {
         self.size += bytes.len() as u64;
         self.remember_tail(&bytes);
-        if self.pending.is_empty() {
-            self.pending = bytes;
-        } else {
-            self.pending.extend_from_slice(&bytes);
-        }
-        while self.pending.len() > PART_BYTES {
-            let rest = self.pending.split_off(PART_BYTES);
-            let part = std::mem::replace(&mut self.pending, rest);
+        self.pending_bytes += bytes.len();
+        self.pending.push_back(bytes.into());
+        while self.pending_bytes > PART_BYTES {
+            let part = self.take(PART_BYTES);
             self.put_part(part).await?;
         }
         Ok(())
+    }
+
+    /// The next `length` bytes that wait, or as many as there are.
+    fn take(&mut self, length: usize) -> PutPayload {
+        let mut taken = Vec::new();
+        let mut left = length;
+        while let Some(mut piece) = self.pending.pop_front() {
+            let cut = piece.len().min(left);
+            taken.push(piece.split_to(cut));
+            left -= cut;
+            self.pending_bytes -= cut;
+            if !piece.is_empty() {
+                self.pending.push_front(piece);
+                break;
+            }
+        }
+        taken.into_iter().collect()
     }
 
     fn remember_tail(&mut self, bytes: &[u8]) {
@@ -54,14 +71,14 @@ impl Upload {
         self.tail.drain(..extra);
     }
 
-    async fn put_part(&mut self, part: Vec<u8>) -> Result<()> {
+    async fn put_part(&mut self, part: PutPayload) -> Result<()> {
         if self.parts.is_none() {
             let parts = self.root.store().put_multipart(&self.path).await.map_err(|e| self.failed(&e))?;
             self.parts = Some(parts);
         }
         // One part at a time: the next row group is encoded while nothing else is held.
         if let Some(parts) = &mut self.parts {
-            let sent = parts.put_part(part.into()).await;
+            let sent = parts.put_part(part).await;
             sent.map_err(|e| self.failed(&e))?;
         }
         Ok(())
@@ -69,9 +86,9 @@ impl Upload {
 
     /// Ends the object and reads its end back: what was promised to be durable is there, whole.
     pub(super) async fn finish(mut self) -> Result<()> {
-        let last = std::mem::take(&mut self.pending);
+        let last = self.take(usize::MAX);
         if self.parts.is_some() {
-            if !last.is_empty() {
+            if last.content_length() > 0 {
                 self.put_part(last).await?;
             }
             if let Some(mut parts) = self.parts.take()
@@ -82,7 +99,7 @@ impl Upload {
                 return Err(failed);
             }
         } else {
-            match self.root.store().put_opts(&self.path, last.into(), PutMode::Create.into()).await {
+            match self.root.store().put_opts(&self.path, last, PutMode::Create.into()).await {
                 // Our own put, answered by an error and tried again, looks like this; the bytes tell.
                 Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => {}
                 Err(e) => return Err(self.failed(&e)),

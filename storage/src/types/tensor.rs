@@ -3,12 +3,14 @@
 //! Stored elements are little-endian; on a big-endian host the bytes would have to be swapped, which is refused rather than guessed.
 
 use arrow::array::{
-    Array, ArrayRef, AsArray, BinaryArray, BooleanArray, FixedSizeBinaryArray, FixedSizeListArray, ListArray, StructArray, make_array,
+    Array, ArrayRef, AsArray, BinaryArray, BooleanArray, FixedSizeBinaryArray, FixedSizeListArray, Int32Array, ListArray, StructArray,
+    make_array,
 };
-use arrow::buffer::{BooleanBuffer, Buffer, OffsetBuffer};
-use arrow::datatypes::{DataType, Field, Fields};
+use arrow::buffer::{BooleanBuffer, Buffer, NullBuffer, OffsetBuffer};
+use arrow::datatypes::{DataType, Field, Fields, Int32Type};
 use forebay_core::{Error, Result};
 use serde_json::{Map, Value, json};
+use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -204,10 +206,21 @@ fn value_bytes(values: &ArrayRef, width: usize) -> Result<Buffer> {
     Ok(buffer.slice_with_length(data.offset() * width, data.len() * width))
 }
 
-fn refuse_inner_nulls(values: &ArrayRef, column: &str) -> Result<()> {
-    if values.null_count() > 0 {
-        return Err(Error::bad_input(format!("column `{column}`: a tensor's elements may not be null, and {} are", values.null_count()))
-            .with_remedy("fill them before they are made a tensor"));
+/// Refuses nulls among the elements of rows that are there; what lies under a null tensor may be anything. `ranges` are each row's elements.
+fn refuse_inner_nulls(
+    values: &ArrayRef,
+    ranges: impl Iterator<Item = Range<usize>>,
+    rows: Option<&NullBuffer>,
+    column: &str,
+) -> Result<()> {
+    let Some(elements) = values.nulls().filter(|n| n.null_count() > 0) else {
+        return Ok(());
+    };
+    for (row, range) in ranges.enumerate() {
+        if rows.is_none_or(|n| n.is_valid(row)) && elements.slice(range.start, range.len()).null_count() > 0 {
+            return Err(Error::bad_input(format!("column `{column}`, row {row} of the batch: a tensor's elements may not be null"))
+                .with_remedy("fill them before they are made a tensor"));
+        }
     }
     Ok(())
 }
@@ -220,10 +233,8 @@ pub(super) fn encode(array: &ArrayRef, logical: &Field, stored: &Field) -> Resul
     let Some(list) = array.as_fixed_size_list_opt().filter(|l| l.value_length() == *count && l.value_type() == *item.data_type()) else {
         return Err(Error::bad_input(format!("column `{column}` is {} where {} was expected", array.data_type(), logical.data_type())));
     };
-    // Elements under a null tensor don't count: arrow fills them with anything.
-    if list.null_count() == 0 {
-        refuse_inner_nulls(list.values(), column)?;
-    }
+    let length = usize::try_from(*count).unwrap_or(0);
+    refuse_inner_nulls(list.values(), (0..list.len()).map(|row| row * length..(row + 1) * length), list.nulls(), column)?;
     let bytes = match list.values().as_boolean_opt() {
         Some(bits) => Buffer::from_iter(bits.values().iter().map(u8::from)),
         None => value_bytes(list.values(), element_width(item.data_type()).unwrap_or(1))?,
@@ -269,17 +280,47 @@ pub(super) fn encode_ragged(array: &ArrayRef, stored: &Field) -> Result<ArrayRef
         return Err(Error::internal(format!("column `{column}` isn't stored as a struct")));
     };
     let (values, offsets) = own_values(list);
-    refuse_inner_nulls(&values, column)?;
+    if let Some(row) = (0..list.len()).find(|&row| list.is_null(row) && tensor.is_valid(row)) {
+        return Err(Error::bad_input(format!("column `{column}`, row {row} of the batch: a tensor without data that isn't null itself")));
+    }
+    refuse_inner_nulls(&values, offsets.windows(2).map(|o| o[0] as usize..o[1] as usize), tensor.nulls(), column)?;
     let width = element_width(values.data_type()).ok_or_else(|| stored_type::unsupported(values.data_type(), column))?;
     let too_long = || Error::new(forebay_core::Kind::ResourceExhausted, format!("column `{column}`: more than 2 GiB in one batch"));
     let bytes = value_bytes(&values, width)?;
     let scaled = offsets.iter().map(|o| i32::try_from(*o as usize * width).map_err(|_| too_long())).collect::<Result<Vec<i32>>>()?;
     // A struct's null says it all: its parts are stored as they are, empty under a null.
     let binary = BinaryArray::try_new(OffsetBuffer::new(scaled.into()), bytes, None).map_err(|e| Error::internal(e.to_string()))?;
-    let shape = convert(shape, fields[1].data_type(), column)?;
+    let shape = shape_lists(shape, tensor, column)?;
     StructArray::try_new_with_length(fields.clone(), vec![Arc::new(binary), shape], tensor.nulls().cloned(), tensor.len())
         .map(|a| Arc::new(a) as ArrayRef)
         .map_err(|e| Error::bad_input(format!("column `{column}`: {e}")))
+}
+
+/// The shapes as lists without a null in them: empty under a null tensor.
+fn shape_lists(shape: &ArrayRef, tensor: &StructArray, column: &str) -> Result<ArrayRef> {
+    let element = Arc::new(Field::new("element", DataType::Int32, true));
+    let lists = convert(shape, &DataType::List(element), column)?;
+    let lists = lists.as_list::<i32>();
+    let (values, offsets) = own_values(lists);
+    let values = values.as_primitive::<Int32Type>();
+    let mut kept = Vec::with_capacity(values.len());
+    let mut lengths = Vec::with_capacity(lists.len());
+    for (row, range) in offsets.windows(2).enumerate() {
+        if tensor.is_null(row) {
+            lengths.push(0);
+            continue;
+        }
+        let range = range[0] as usize..range[1] as usize;
+        if lists.is_null(row) || range.clone().any(|i| values.is_null(i)) {
+            return Err(Error::bad_input(format!("column `{column}`, row {row} of the batch: a tensor's shape may not be null")));
+        }
+        lengths.push(range.len());
+        kept.extend_from_slice(&values.values()[range]);
+    }
+    let element = Arc::new(Field::new("element", DataType::Int32, false));
+    ListArray::try_new(element, OffsetBuffer::from_lengths(lengths), Arc::new(Int32Array::from(kept)), None)
+        .map(|a| Arc::new(a) as ArrayRef)
+        .map_err(|e| Error::internal(format!("column `{column}`: {e}")))
 }
 
 pub(super) fn decode_ragged(array: &ArrayRef, logical: &Field) -> Result<ArrayRef> {
@@ -337,9 +378,9 @@ fn null_free_shape(stored: &StructArray, to: &DataType, column: &str) -> Result<
         if shape.len() != width {
             return Err(Error::corrupt(format!("column `{column}`: a shape of {} dimensions where {width} were expected", shape.len())));
         }
-        values.extend_from_slice(shape.as_primitive::<arrow::datatypes::Int32Type>().values());
+        values.extend_from_slice(shape.as_primitive::<Int32Type>().values());
     }
-    let values = Arc::new(arrow::array::Int32Array::from(values));
+    let values = Arc::new(Int32Array::from(values));
     FixedSizeListArray::try_new(Arc::clone(item), *n, values, None)
         .map(|a| Arc::new(a) as ArrayRef)
         .map_err(|e| Error::corrupt(format!("column `{column}`: {e}")))

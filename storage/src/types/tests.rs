@@ -198,7 +198,19 @@ fn tensors_of_other_elements_nulls_and_bare_lists() {
         None,
     );
     let error = round_trip(&one(field("holes", holes.data_type().clone()), Arc::new(holes))).unwrap_err();
-    assert!(error.message.contains("`holes`"), "{error}");
+    assert!(error.message.contains("`holes`, row 0"), "{error}");
+    // Under a null tensor anything may lie, also beside a row that has a hole.
+    let list = |nulls: Vec<bool>| {
+        let values = Int32Array::from(vec![Some(1), None, Some(3), Some(4)]);
+        let item = Arc::new(Field::new("item", DataType::Int32, true));
+        one(
+            field("x", DataType::FixedSizeList(Arc::clone(&item), 2)),
+            Arc::new(FixedSizeListArray::new(item, 2, Arc::new(values), Some(nulls.into()))),
+        )
+    };
+    assert!(round_trip(&list(vec![true, false])).is_err());
+    let out = round_trip(&list(vec![false, true])).unwrap();
+    assert_eq!(out.column(0).as_fixed_size_list().value(1).as_primitive::<Int32Type>().values(), &[3, 4]);
 }
 
 pub(super) fn ragged(rows: &[Option<(Vec<i32>, Vec<u16>)>]) -> (Field, ArrayRef) {
@@ -232,6 +244,35 @@ fn ragged_tensors_are_one_binary_per_row() {
     assert!(matches!(schema.stored.field(0).data_type(), DataType::Struct(f) if f[0].data_type() == &DataType::Binary));
     assert_eq!(round_trip(&batch).unwrap(), batch);
     assert_eq!(round_trip(&batch.slice(2, 2)).unwrap(), batch.slice(2, 2));
+}
+
+#[test]
+fn a_null_ragged_tensor_may_have_null_parts_and_a_present_one_may_not() {
+    let build = |nulls: Vec<bool>| {
+        let data = ListArray::new(
+            Arc::new(Field::new("item", DataType::UInt8, true)),
+            OffsetBuffer::from_lengths([2, 0]),
+            Arc::new(UInt8Array::from(vec![5, 6])),
+            Some(NullBuffer::from(vec![true, false])),
+        );
+        let shape = FixedSizeListArray::new(
+            Arc::new(Field::new("item", DataType::Int32, true)),
+            2,
+            Arc::new(Int32Array::from(vec![Some(1), Some(2), None, None])),
+            Some(NullBuffer::from(vec![true, false])),
+        );
+        let fields = Fields::from(vec![field("data", data.data_type().clone()), field("shape", shape.data_type().clone())]);
+        let array = StructArray::new(fields, vec![Arc::new(data), Arc::new(shape)], Some(nulls.into()));
+        let image = field("image", array.data_type().clone())
+            .with_metadata([("ARROW:extension:name".into(), "arrow.variable_shape_tensor".into())].into());
+        one(image, Arc::new(array))
+    };
+    let out = round_trip(&build(vec![true, false])).unwrap();
+    assert!(out.column(0).is_null(1));
+    let data = out.column(0).as_struct().column(0).as_list::<i32>().value(0);
+    assert_eq!(data.as_primitive::<UInt8Type>().values(), &[5, 6]);
+    let error = round_trip(&build(vec![true, true])).unwrap_err();
+    assert!(error.message.contains("`image`, row 1"), "{error}");
 }
 
 #[test]
