@@ -68,7 +68,7 @@ impl Session {
             }
             match Engine::start(embedded(config, url, access)).await {
                 Ok(engine) => {
-                    let client = Client::connect(&[format!("grpc://{}", engine.address)], None).await?;
+                    let client = Client::connect(std::slice::from_ref(&engine.address), None).await?;
                     return Ok(Self { client, engine: Some(engine) });
                 }
                 // Another command became the owner between the look and the start.

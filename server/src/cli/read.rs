@@ -92,8 +92,8 @@ pub(super) async fn run(connection: &Connection, args: ReadArgs, out: &Output) -
     let request = request(&args)?;
     let token = connection.settings(Vec::new())?.text("token").map(str::to_owned);
     let preview = !args.digest && !out.json;
-    let read =
-        with_interrupt(connection, Access::Change, async |client| Ok(draw(client, token, &request, args.consumers, preview).await?)).await?;
+    let read = with_interrupt(connection, Access::Change, async |client| Ok(draw(client, token, &request, args.consumers, preview).await?))
+        .await?;
     if out.json {
         out.json(&read.json(&request))?
     } else {

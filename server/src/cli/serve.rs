@@ -76,13 +76,11 @@ pub(super) async fn run(connection: &Connection, args: ServeArgs, out: &Output) 
         running = Engine::start(config) => running?,
         () = interrupted() => return Err(Error::new(Kind::Cancelled, "interrupted while starting").into()),
     };
-    let address = format!("grpc://{}", running.address);
-    let http = running.http.map(|http| format!("http://{http}"));
     let told = if out.json {
-        out.json(&json!({ "address": address, "http": http, "root": root }))
+        out.json(&json!({ "address": running.address, "http": running.http, "root": root }))
     } else {
-        let console = http.map_or(String::new(), |http| format!(", console at {http}"));
-        out.line(format!("serving {root} at {address}{console}; Ctrl-C ends it"))
+        let console = running.http.as_ref().map_or(String::new(), |http| format!(", console at {http}"));
+        out.line(format!("serving {root} at {}{console}; Ctrl-C ends it", running.address))
     };
     // A server whose stdout is closed serves on.
     if let Err(super::output::Failure::Error(e)) = told {
