@@ -196,7 +196,7 @@ pub(super) fn pass_shaped(d: &mut Deciding<'_>, name: JobName, incarnation: Inca
             d.job_changed(&name);
             d.push(Change::PassStarted { job: name, pass, shape });
         }
-        Ok(PassAnswer::NotYet) if is_being_written(d, job) => {
+        answer if is_not_yet(&answer) && is_being_written(d, job) => {
             // Looked at again when an epoch is published, and now and then, because a run may fail.
             d.volatile.failed(work, d.now);
             d.volatile.waiting_for_epoch.insert(name);
@@ -217,9 +217,14 @@ pub(super) fn pass_shaped(d: &mut Deciding<'_>, name: JobName, incarnation: Inca
     }
 }
 
+/// A dataset whose first epoch is being written is not there yet either.
+fn is_not_yet(answer: &Result<PassAnswer>) -> bool {
+    matches!(answer, Ok(PassAnswer::NotYet)) || matches!(answer, Err(e) if e.kind == Kind::NotFound)
+}
+
 fn is_being_written(d: &Deciding<'_>, job: &Job) -> bool {
     let run = d.state.datasets.get(&job.settings.dataset).and_then(|k| k.run.as_ref());
-    run.is_some_and(|r| r.is_running() || r.publishing().is_some())
+    job.settings.version.is_none() && run.is_some_and(|r| r.is_running() || r.publishing().is_some())
 }
 
 fn fail(d: &mut Deciding<'_>, name: JobName, error: Error) {

@@ -103,6 +103,8 @@ pub(super) struct Shell {
     attached: BTreeSet<WorkerName>,
     began: Instant,
     since_compaction: u64,
+    /// What the next step begins with: tasks that were handed to a caller that had gone away.
+    unheard: Vec<Event>,
     _heartbeat: AbortOnDropHandle<()>,
 }
 
@@ -126,6 +128,7 @@ impl Shell {
             attached: BTreeSet::new(),
             began: Instant::now(),
             since_compaction: loaded.entries.len() as u64,
+            unheard: Vec::new(),
             config,
             _heartbeat: AbortOnDropHandle::new(beating),
         };
@@ -158,6 +161,9 @@ impl Shell {
             }
             let mut stop = Vec::new();
             let mut step = Step::default();
+            for event in std::mem::take(&mut self.unheard) {
+                self.tell(&mut step, event);
+            }
             for message in messages.drain(..) {
                 match message {
                     Message::Ask(request) => self.ask(&mut step, request),
@@ -286,8 +292,11 @@ impl Shell {
         }
         *self.shared.live.lock() = self.live_runs();
         for (reply, answer) in step.answers {
-            // A caller that went away while it waited for a grant loses it when its stream closes.
-            let _ = reply.send(answer);
+            // A caller that went away gives its task back; a grant is lost when its stream closes.
+            if let Err(Ok(Reply::Task(lease))) = reply.send(answer) {
+                let error = Error::new(Kind::Cancelled, "nobody took the task");
+                self.unheard.push(Event::TaskFailed { lease: *lease, error });
+            }
         }
         for look in step.looks {
             look(&self.state, &self.volatile);
