@@ -9,6 +9,9 @@ use forebay_core::{Error, Kind, Result};
 /// Protobuf ends at 2 GiB, whatever the limits of either side.
 pub const MAX_MESSAGE: usize = i32::MAX as usize;
 
+/// The body's place within the message; see [`Message::padding`].
+const ALIGN: usize = 64;
+
 /// Field numbers of `FlightData` with wire type 2.
 const HEADER_TAG: u64 = 2 << 3 | 2;
 const METADATA_TAG: u64 = 3 << 3 | 2;
@@ -37,13 +40,30 @@ impl Message {
         self.len() == 0
     }
 
+    /// Zeroes to put behind the header, so that the body starts at a multiple of [`ALIGN`] within the gRPC message.
+    ///
+    /// Clients put a message into memory of their allocator's alignment and read the body where it lies: without this, the arrays of a
+    /// pyarrow client start at odd addresses. IPC headers may end in zeroes.
+    fn padding(&self) -> usize {
+        if self.body.is_empty() || self.header.is_empty() {
+            return 0;
+        }
+        let before = |pad: usize| {
+            let body = varint_len(BODY_TAG) + varint_len(self.body.len() as u64);
+            field(HEADER_TAG, self.header.len() + pad) + field(METADATA_TAG, self.app_metadata.len()) + body
+        };
+        // The padding may lengthen the length before it, so it is tried rather than calculated.
+        (0..2 * ALIGN).find(|&pad| before(pad).is_multiple_of(ALIGN)).unwrap_or(0)
+    }
+
     /// Everything of the gRPC message that stands before the body's bytes; the body follows as it is.
     ///
     /// # Errors
     /// `ResourceExhausted` over 2 GiB.
     pub fn prefix(&self) -> Result<Bytes> {
-        let field = |tag: u64, len: usize| if len == 0 { 0 } else { varint_len(tag) + varint_len(len as u64) + len };
-        let total = field(HEADER_TAG, self.header.len()) + field(METADATA_TAG, self.app_metadata.len()) + field(BODY_TAG, self.body.len());
+        let pad = self.padding();
+        let total =
+            field(HEADER_TAG, self.header.len() + pad) + field(METADATA_TAG, self.app_metadata.len()) + field(BODY_TAG, self.body.len());
         if total > MAX_MESSAGE {
             return Err(Error::new(Kind::ResourceExhausted, format!("one message of {total} bytes; gRPC ends at {MAX_MESSAGE}"))
                 .with_remedy("a single row must stay below 2 GiB: select fewer columns"));
@@ -51,11 +71,12 @@ impl Message {
         let mut out = BytesMut::with_capacity(5 + total - self.body.len());
         out.put_u8(0);
         out.put_u32(u32::try_from(total).unwrap_or(u32::MAX));
-        for (tag, bytes) in [(HEADER_TAG, &self.header), (METADATA_TAG, &self.app_metadata)] {
+        for (tag, bytes, pad) in [(HEADER_TAG, &self.header, pad), (METADATA_TAG, &self.app_metadata, 0)] {
             if !bytes.is_empty() {
                 put_varint(&mut out, tag);
-                put_varint(&mut out, bytes.len() as u64);
+                put_varint(&mut out, (bytes.len() + pad) as u64);
                 out.put_slice(bytes);
+                out.put_bytes(0, pad);
             }
         }
         if !self.body.is_empty() {
@@ -69,6 +90,11 @@ impl Message {
     pub fn into_flight_data(self, descriptor: Option<FlightDescriptor>) -> FlightData {
         FlightData { flight_descriptor: descriptor, data_header: self.header, app_metadata: self.app_metadata, data_body: self.body }
     }
+}
+
+/// Bytes of a field with its tag and length; absent when empty.
+fn field(tag: u64, len: usize) -> usize {
+    if len == 0 { 0 } else { varint_len(tag) + varint_len(len as u64) + len }
 }
 
 fn varint_len(value: u64) -> usize {
@@ -92,13 +118,21 @@ mod tests {
 
     #[test]
     fn framing_is_what_prost_reads() {
-        for (header, metadata, body) in [(0, 0, 0), (1, 0, 0), (0, 5, 0), (300, 200, 70_000), (0, 0, 1), (127, 128, 16_384)] {
+        for (header, metadata, body) in
+            [(0, 0, 0), (1, 0, 0), (0, 5, 0), (300, 200, 70_000), (0, 0, 1), (127, 128, 16_384), (64, 0, 9), (126, 1, 1)]
+        {
             let message = Message { header: vec![1; header].into(), app_metadata: vec![2; metadata].into(), body: vec![3; body].into() };
             let mut wire = BytesMut::from(&message.prefix().unwrap()[..]);
+            let before = wire.len() - 5;
             wire.put_slice(&message.body);
             let len = u32::from_be_bytes(wire[1..5].try_into().unwrap()) as usize;
             assert_eq!((wire[0], len), (0, wire.len() - 5));
-            let read = FlightData::decode(&wire[5..]).unwrap();
+            let mut read = FlightData::decode(&wire[5..]).unwrap();
+            if header > 0 && body > 0 {
+                assert_eq!(before % ALIGN, 0);
+                let padding = read.data_header.split_off(header);
+                assert!(padding.len() < 2 * ALIGN && padding.iter().all(|&b| b == 0));
+            }
             assert_eq!(read, message.into_flight_data(None));
         }
     }
