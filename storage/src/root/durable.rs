@@ -14,6 +14,7 @@ use object_store::{
     PutOptions, PutPayload, PutResult, RenameOptions, Result, UploadPart,
 };
 use parking_lot::Mutex;
+use std::collections::HashSet;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
@@ -65,8 +66,42 @@ pub(super) fn create_folders(path: &FsPath, syncer: &dyn Syncer) -> io::Result<(
 #[derive(Debug)]
 pub(super) struct DurableLocal {
     inner: LocalFileSystem,
+    disk: Arc<Disk>,
+}
+
+/// What a write needs to know of the disk below the root.
+#[derive(Debug)]
+struct Disk {
     root: PathBuf,
     syncer: Arc<dyn Syncer>,
+    /// Folders whose names are known to be durable. That a folder exists proves nothing: whoever made it may not have synced it yet.
+    durable: Mutex<HashSet<PathBuf>>,
+}
+
+impl Disk {
+    /// Makes the folder where it is missing.
+    fn make_folder(&self, folder: &FsPath) -> Result<()> {
+        {
+            let mut durable = self.durable.lock();
+            for missing in folder.ancestors().take_while(|f| !f.exists()) {
+                durable.remove(missing);
+            }
+        }
+        std::fs::create_dir_all(folder).map_err(|e| at("create the folder", folder, e))
+    }
+
+    /// Makes the names of the folder and of those above it durable, once each; the root's own name is the business of whoever made the root.
+    fn sync_folders_to(&self, folder: &FsPath) -> Result<()> {
+        for folder in folder.ancestors().take_while(|f| f.starts_with(&self.root) && *f != self.root) {
+            if self.durable.lock().contains(folder) {
+                break;
+            }
+            sync_parent(folder, self.syncer.as_ref())?;
+        }
+        let mut durable = self.durable.lock();
+        durable.extend(folder.ancestors().take_while(|f| f.starts_with(&self.root) && *f != self.root).map(FsPath::to_owned));
+        Ok(())
+    }
 }
 
 /// An I/O error with what was being done to which file.
@@ -98,26 +133,27 @@ struct Staged {
 }
 
 impl Staged {
-    fn create(target: &FsPath, syncer: &dyn Syncer) -> Result<Staged> {
+    fn create(target: &FsPath, disk: &Disk) -> Result<Staged> {
         let mut name = target.as_os_str().to_owned();
         name.push(format!("#{}", uuid::Uuid::new_v4().as_u128()));
         let path = PathBuf::from(name);
         let open = || OpenOptions::new().read(true).write(true).create_new(true).open(&path);
+        let folder = path.parent().unwrap_or(FsPath::new("/"));
         let file = match open() {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                let folder = path.parent().unwrap_or(FsPath::new("/"));
-                create_folders(folder, syncer).map_err(|e| at("create the folder", folder, e))?;
+                disk.make_folder(folder)?;
                 open()
             }
             other => other,
         };
-        let file = file.map_err(|e| at("create", &path, e))?;
-        Ok(Staged { file, path, published: false })
+        let staged = Staged { file: file.map_err(|e| at("create", &path, e))?, path: path.clone(), published: false };
+        disk.sync_folders_to(folder)?;
+        Ok(staged)
     }
 
     /// Bytes to disk, then the name, then the name to disk.
-    fn publish(mut self, target: &FsPath, overwrite: bool, syncer: &dyn Syncer) -> Result<()> {
-        syncer.sync_file(&self.file, &self.path).map_err(|e| at("sync", target, e))?;
+    fn publish(mut self, target: &FsPath, overwrite: bool, disk: &Disk) -> Result<()> {
+        disk.syncer.sync_file(&self.file, &self.path).map_err(|e| at("sync", target, e))?;
         if overwrite {
             std::fs::rename(&self.path, target).map_err(|e| at("rename to", target, e))?;
             self.published = true;
@@ -131,7 +167,7 @@ impl Staged {
                 linked => linked.map_err(|e| at("link to", target, e))?,
             }
         }
-        sync_parent(target, syncer)
+        sync_parent(target, disk.syncer.as_ref())
     }
 }
 
@@ -168,7 +204,8 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + '
 
 impl DurableLocal {
     pub(super) fn new(root: &FsPath, syncer: Arc<dyn Syncer>) -> Result<Self> {
-        Ok(Self { inner: LocalFileSystem::new_with_prefix(root)?, root: root.to_owned(), syncer })
+        let disk = Disk { root: root.to_owned(), syncer, durable: Mutex::default() };
+        Ok(Self { inner: LocalFileSystem::new_with_prefix(root)?, disk: Arc::new(disk) })
     }
 
     fn refuse_attributes(&self, empty: bool) -> Result<()> {
@@ -177,14 +214,12 @@ impl DurableLocal {
 
     /// Syncs the names at `to` (and the one that is gone from `from`), with every folder up to the root that may be new.
     async fn sync_names(&self, paths: &[&Path]) -> Result<()> {
-        let root = self.root.clone();
         let files = paths.iter().map(|p| self.inner.path_to_filesystem(p)).collect::<Result<Vec<_>>>()?;
-        let syncer = Arc::clone(&self.syncer);
+        let disk = Arc::clone(&self.disk);
         blocking(move || {
             for file in &files {
-                for folder in file.ancestors().skip(1).take_while(|f| f.starts_with(&root)) {
-                    syncer.sync_folder(folder).map_err(|e| at("sync the folder", folder, e))?;
-                }
+                sync_parent(file, disk.syncer.as_ref())?;
+                disk.sync_folders_to(file.parent().unwrap_or(FsPath::new("/")))?;
             }
             Ok(())
         })
@@ -210,11 +245,11 @@ impl ObjectStore for DurableLocal {
             }
         };
         let target = self.inner.path_to_filesystem(location)?;
-        let syncer = Arc::clone(&self.syncer);
+        let disk = Arc::clone(&self.disk);
         blocking(move || {
-            let mut staged = Staged::create(&target, syncer.as_ref())?;
+            let mut staged = Staged::create(&target, &disk)?;
             payload.iter().try_for_each(|bytes| staged.file.write_all(bytes)).map_err(|e| at("write", &target, e))?;
-            staged.publish(&target, overwrite, syncer.as_ref())?;
+            staged.publish(&target, overwrite, &disk)?;
             Ok(PutResult { e_tag: None, version: None })
         })
         .await
@@ -223,10 +258,10 @@ impl ObjectStore for DurableLocal {
     async fn put_multipart_opts(&self, location: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
         self.refuse_attributes(options.attributes.is_empty())?;
         let target = self.inner.path_to_filesystem(location)?;
-        let syncer = Arc::clone(&self.syncer);
+        let disk = Arc::clone(&self.disk);
         let upload = blocking(move || {
-            let staged = Staged::create(&target, syncer.as_ref())?;
-            Ok(Upload { staged: Arc::new(Mutex::new(Some(staged))), offset: 0, target, syncer })
+            let staged = Staged::create(&target, &disk)?;
+            Ok(Upload { staged: Arc::new(Mutex::new(Some(staged))), offset: 0, target, disk })
         });
         Ok(Box::new(upload.await?))
     }
@@ -241,7 +276,7 @@ impl ObjectStore for DurableLocal {
 
     fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
         // A deleted dataset that is back after a power cut would be worse than a slow delete.
-        let syncer = Arc::clone(&self.syncer);
+        let syncer = Arc::clone(&self.disk.syncer);
         let inner = self.inner.clone();
         inner
             .delete_stream(locations)
@@ -286,7 +321,7 @@ struct Upload {
     staged: Arc<Mutex<Option<Staged>>>,
     offset: u64,
     target: PathBuf,
-    syncer: Arc<dyn Syncer>,
+    disk: Arc<Disk>,
 }
 
 fn over(target: &FsPath) -> Error {
@@ -309,10 +344,10 @@ impl MultipartUpload for Upload {
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
-        let (staged, target, syncer) = (Arc::clone(&self.staged), self.target.clone(), Arc::clone(&self.syncer));
+        let (staged, target, disk) = (Arc::clone(&self.staged), self.target.clone(), Arc::clone(&self.disk));
         blocking(move || {
             let staged = staged.lock().take().ok_or_else(|| over(&target))?;
-            staged.publish(&target, true, syncer.as_ref())?;
+            staged.publish(&target, true, &disk)?;
             Ok(PutResult { e_tag: None, version: None })
         })
         .await

@@ -79,6 +79,23 @@ async fn a_put_is_durable_before_it_is_visible_and_its_names_before_it_returns()
 }
 
 #[tokio::test]
+async fn a_folder_that_someone_else_made_is_not_taken_for_durable() {
+    let (_folder, root, recorder) = recorded().await;
+    let at = |p: &str| root.local_path().unwrap().join(p);
+    std::fs::create_dir(at("x")).unwrap();
+    root.store().put(&StorePath::from("x/a"), "1".into()).await.unwrap();
+    assert_eq!(take(&recorder), [Call::Folder(at("")), Call::File { length: 1, target_exists: false }, Call::Folder(at("x"))]);
+    root.store().put(&StorePath::from("x/y/b"), "1".into()).await.unwrap();
+    root.store().put(&StorePath::from("x/y/c"), "1".into()).await.unwrap();
+    let folders: Vec<_> = take(&recorder).into_iter().filter(|c| matches!(c, Call::Folder(_))).collect();
+    assert_eq!(folders, [Call::Folder(at("x")), Call::Folder(at("x/y")), Call::Folder(at("x/y"))]);
+    // Gone and made again, it is new again.
+    std::fs::remove_dir_all(at("x")).unwrap();
+    root.store().put(&StorePath::from("x/a"), "1".into()).await.unwrap();
+    assert!(take(&recorder).contains(&Call::Folder(at(""))));
+}
+
+#[tokio::test]
 async fn uploads_copies_renames_and_deletes_are_durable_too() {
     let (_folder, root, recorder) = recorded().await;
     let at = |p: &str| root.local_path().unwrap().join(p);
