@@ -217,11 +217,12 @@ pub(super) fn end_job(job: &mut Job, end: &JobEnd, at_ms: i64) {
     }
 }
 
-fn watermark(job: &mut Job, id: PassId, windows: &[WindowId], ledger: &str, number: u64) {
-    if job.ledger.last().is_none_or(|last| last != ledger) {
-        job.ledger.push(ledger.to_owned());
+fn watermark(job: &mut Job, id: PassId, windows: &[WindowId], ledger: &[String], number: u64) {
+    // One ledger write may close windows of several passes, with one entry each.
+    if number >= job.next_ledger {
+        job.ledger.extend_from_slice(ledger);
+        job.next_ledger = number + 1;
     }
-    job.next_ledger = job.next_ledger.max(number + 1);
     if let Some(pass) = job.passes.get_mut(&id) {
         for window in windows {
             if let Some(gone) = pass.windows.remove(window) {

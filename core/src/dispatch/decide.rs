@@ -116,8 +116,10 @@ fn lead(d: &mut Deciding<'_>, fence: Fence, address: Option<String>, workers_die
     d.volatile.recover(state, d.now);
     if workers_died {
         let workers: Vec<_> = d.volatile.workers.keys().cloned().collect();
+        // Counted as a failure: a task that kills its owner must not do so for ever.
+        let error = Error::new(Kind::Unavailable, "the process that ran this task died");
         for worker in workers {
-            release(d, &worker, None, continue_runs);
+            release(d, &worker, Some(&error), continue_runs);
         }
     }
     Ok(())

@@ -77,10 +77,7 @@ fn epochs_of(d: &Deciding<'_>, settings: &JobSettings, stored: Option<&StoredDat
 fn create(d: &mut Deciding<'_>, settings: JobSettings, incarnation: Incarnation, epochs: Vec<EpochId>, consumer: &ConsumerSettings) {
     let job = Job::new(settings.clone(), epochs.clone(), incarnation, d.now.wall_ms);
     d.push(Change::JobCreated { settings: Box::new(settings), incarnation, epochs });
-    for memory in [&mut d.volatile.wants_pass, &mut d.volatile.waiting_for_epoch, &mut d.volatile.flush_now] {
-        memory.remove(&job.settings.job);
-    }
-    d.volatile.late_until.remove(&job.settings.job);
+    d.volatile.forget_job(&job.settings.job);
     join(d, &job, consumer);
 }
 
@@ -141,8 +138,9 @@ pub(super) fn open_stream(
         return Err(over(job));
     }
     if !job.consumers.contains_key(&consumer) {
-        return Err(Error::failed_precondition(format!("the lease of consumer `{consumer}` of job `{name}` ran out"))
-            .with_remedy("open the job again"));
+        // Its lease ran out between asking for the job and reading, or between two streams. What it held is lost; it may take part again.
+        d.push(Change::ConsumerJoined { job: name.clone(), consumer: consumer.clone(), rank: None, acks_by_action: false });
+        d.volatile.idle_since.remove(name);
     }
     d.volatile.consumer_seen(name, &consumer, d.now);
     d.volatile.worker_seen(&worker, d.now);
@@ -239,15 +237,15 @@ pub(super) fn ledger_written(
     incarnation: Incarnation,
     number: u64,
     windows: Vec<(PassId, Vec<WindowId>)>,
-    result: Result<String>,
+    result: Result<Vec<String>>,
 ) {
     let work = Work::Ledger(name.clone());
     d.volatile.touch_job(&name);
     match result {
-        Ok(path) => {
+        Ok(files) => {
             d.volatile.succeeded(&work);
             if d.state.jobs.get(&name).is_some_and(|j| j.incarnation == incarnation && j.next_ledger == number) {
-                for change in reconcile::watermarks(&name, windows, &path, number) {
+                for change in reconcile::watermarks(&name, windows, &files, number) {
                     d.push(change);
                 }
                 d.act(super::event::Action::JobChanged(name));

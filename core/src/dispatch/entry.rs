@@ -96,8 +96,8 @@ pub enum Change {
     /// Nothing of the pass is pending: one decision, told to all.
     PassEnded { job: JobName, pass: PassId },
     JobEnded { job: JobName, end: JobEnd },
-    /// These windows' visits are in that ledger file and are forgotten here.
-    Watermark { job: JobName, pass: PassId, windows: Vec<WindowId>, ledger: String, number: u64 },
+    /// These windows' visits are in those ledger files and are forgotten here.
+    Watermark { job: JobName, pass: PassId, windows: Vec<WindowId>, ledger: Vec<String>, number: u64 },
 }
 
 /// How a job ended.

@@ -57,7 +57,7 @@ pub enum Event {
     LeaveJob { job: JobName, consumer: ConsumerName },
     StopJob { job: JobName },
     PassShaped { job: JobName, incarnation: Incarnation, pass: PassId, answer: Result<PassAnswer> },
-    LedgerWritten { job: JobName, incarnation: Incarnation, number: u64, windows: Vec<(PassId, Vec<WindowId>)>, result: Result<String> },
+    LedgerWritten { job: JobName, incarnation: Incarnation, number: u64, windows: Vec<(PassId, Vec<WindowId>)>, result: Result<Vec<String>> },
 
     /// A worker lives in this process and is alive until it is gone.
     WorkerAttached { worker: WorkerName },

@@ -95,6 +95,9 @@ fn retry(d: &mut Deciding<'_>) {
 
 fn due_dataset(d: &mut Deciding<'_>, name: &DatasetName) {
     let Some(run) = d.state.datasets.get(name).and_then(|k| k.run.as_ref()) else { return };
+    if !run.is_running() {
+        d.volatile.progress.retain(|(dataset, ..), _| dataset != name);
+    }
     if let Some((epoch, version, body)) = run.publishing() {
         if !d.volatile.in_flight.contains(&Work::Prepare(name.clone())) && d.volatile.begin(Work::Commit(name.clone()), d.now) {
             d.act(Action::Commit { dataset: name.clone(), run: run.id, epoch, version, body: body.to_owned() });
@@ -125,6 +128,10 @@ pub(super) fn commit_request(run: &Run, epoch: EpochId) -> Option<CommitRequest>
 
 fn due_job(d: &mut Deciding<'_>, name: &JobName) {
     let Some(job) = d.state.jobs.get(name) else { return };
+    if matches!(job.phase, JobPhase::Ended { .. }) && is_flushed(job) {
+        d.volatile.forget_job(name);
+        return;
+    }
     if job.phase == JobPhase::Ending && job.open_visits() == 0 {
         d.volatile.touch_job(name);
         d.act(Action::JobChanged(name.clone()));
@@ -207,9 +214,9 @@ pub(super) fn is_flushed(job: &Job) -> bool {
 }
 
 /// Windows named by a ledger file, as one watermark entry per pass.
-pub(super) fn watermarks(job: &JobName, windows: Vec<(PassId, Vec<WindowId>)>, ledger: &str, number: u64) -> Vec<Change> {
+pub(super) fn watermarks(job: &JobName, windows: Vec<(PassId, Vec<WindowId>)>, ledger: &[String], number: u64) -> Vec<Change> {
     windows
         .into_iter()
-        .map(|(pass, windows)| Change::Watermark { job: job.clone(), pass, windows, ledger: ledger.to_owned(), number })
+        .map(|(pass, windows)| Change::Watermark { job: job.clone(), pass, windows, ledger: ledger.to_vec(), number })
         .collect()
 }

@@ -66,7 +66,7 @@ impl Reason {
             Self::StreamBroken => "the stream broke",
             Self::NeverSent => "the stream ended before the batch was sent",
             Self::WorkerDied => "the worker died",
-            Self::JobStopped => "the job was stopped",
+            Self::JobStopped => "the job ended",
             Self::EndOfPass => "end = \"drop\"",
         }
     }

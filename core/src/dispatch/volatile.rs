@@ -130,6 +130,18 @@ impl Volatile {
         }
     }
 
+    /// Nothing more will happen in this incarnation of the job.
+    pub(super) fn forget_job(&mut self, job: &JobName) {
+        for memory in [&mut self.wants_pass, &mut self.waiting_for_epoch, &mut self.flush_now] {
+            memory.remove(job);
+        }
+        for memory in [&mut self.idle_since, &mut self.late_until, &mut self.unwritten_since] {
+            memory.remove(job);
+        }
+        self.consumers.retain(|(of, _), _| of != job);
+        self.retry_at.remove(&Work::Shape(job.clone()));
+    }
+
     pub(super) fn is_draining(&self, name: &WorkerName) -> bool {
         self.workers.get(name).is_some_and(|w| w.draining)
     }

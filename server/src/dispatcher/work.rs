@@ -60,7 +60,7 @@ impl Doer {
             }
             Action::WriteLedger { job, incarnation, number, windows, rows } => {
                 let rows = rows.into_iter().map(ledger_row).collect();
-                let result = ledger::append(&self.root, &job, rows).await;
+                let result = ledger::append_all(&self.root, &job, rows).await;
                 if let Err(error) = &result {
                     tracing::warn!(%job, %error, "closed visits could not be written to the ledger; they stay in the journal");
                 }

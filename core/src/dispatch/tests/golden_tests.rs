@@ -53,7 +53,7 @@ fn changes() -> Vec<Change> {
         Change::PassEnded { job: j.clone(), pass },
         Change::JobEnded { job: j.clone(), end: JobEnd::Failed(Error::not_found("gone")) },
         Change::JobEnded { job: j.clone(), end: JobEnd::Finished },
-        Change::Watermark { job: j, pass, windows: vec![WindowId(3)], ledger: "a.parquet".into(), number: 2 },
+        Change::Watermark { job: j, pass, windows: vec![WindowId(3)], ledger: vec!["a.parquet".into()], number: 2 },
     ]
 }
 

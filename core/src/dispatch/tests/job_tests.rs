@@ -316,6 +316,18 @@ fn an_idle_job_is_ended_and_its_name_remembers() {
 }
 
 #[test]
+fn a_consumer_that_waited_too_long_before_reading_takes_part_again() {
+    let mut world = World::new();
+    world.send(Event::WorkerAttached { worker: worker("w") }).unwrap();
+    let a = world.open(&settings("j", "digits", 10, Passes::All), "a", 1).unwrap();
+    world.pass_time(300);
+    world.pass_time(2 * TERM);
+    assert!(world.state.jobs[&a.job].consumers.is_empty());
+    let stream = world.stream(&a, "a", "w", false);
+    assert_eq!(batches(world.grant(&a.job, stream, 1, 100).unwrap()), 0..1);
+}
+
+#[test]
 fn a_pass_waits_for_its_epoch_and_fails_with_its_run() {
     let mut world = World::new();
     let spec = run_spec("digits", "f", 1);

@@ -214,6 +214,19 @@ fn a_server_goes_on_by_itself() {
 }
 
 #[test]
+fn a_task_that_kills_its_owner_fails_in_the_end() {
+    let mut world = World::new();
+    start(&mut world, request(run_spec("digits", "f", 1), 0..1), None).unwrap();
+    for _ in 0..4 {
+        world.task("w").unwrap();
+        world.crash(true, true);
+    }
+    let status = status(&world);
+    assert_eq!(status.state, RunState::Failed);
+    assert!(status.error.unwrap().message.contains("the process that ran this task died"));
+}
+
+#[test]
 fn a_new_leader_finishes_the_open_commit_with_the_same_bytes() {
     let mut world = World::new();
     start(&mut world, request(run_spec("digits", "f", 1), 0..1), None).unwrap();

@@ -302,7 +302,7 @@ impl Sim {
                 // A file that was written and never named by the journal must not count.
                 let path = format!("{incarnation}-{number}-{}", self.rng.next_u64());
                 self.ledger.insert(path.clone(), rows);
-                Event::LedgerWritten { job, incarnation, number, windows, result: failure.map_or(Ok(path), Err) }
+                Event::LedgerWritten { job, incarnation, number, windows, result: failure.map_or(Ok(vec![path]), Err) }
             }
             Action::TasksChanged | Action::RunChanged(_) | Action::JobChanged(_) => return,
         };

@@ -286,7 +286,7 @@ impl World {
             }
             _ => None,
         })?;
-        let result = Ok(format!("{incarnation}-{number}.parquet"));
+        let result = Ok(vec![format!("{incarnation}-{number}.parquet")]);
         self.send(Event::LedgerWritten { job, incarnation, number, windows, result }).unwrap();
         self.tick();
         Some(rows)
