@@ -282,12 +282,10 @@ async fn scan(iterator: Result<DbIterator, slatedb::Error>) -> Result<Loaded> {
             }
         }
     }
-    let mut expected = loaded.upto + 1;
-    for (seq, _) in &loaded.entries {
+    for (expected, (seq, _)) in (loaded.upto + 1..).zip(&loaded.entries) {
         if *seq != expected {
             return Err(Error::corrupt(format!("the journal lacks entry {expected}: the next one it holds is {seq}")));
         }
-        expected += 1;
     }
     Ok(loaded)
 }

@@ -6,6 +6,7 @@ use arrow::buffer::{NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow::datatypes::{DataType, Field};
 use forebay_core::{Error, Result};
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -184,6 +185,27 @@ impl Node {
         }
     }
 
+    /// Takes the text of a JSON value as a float, if it is a number that a float holds. Whole numbers beyond 2^53 would be rounded.
+    fn put_float<E: de::Error>(&mut self, text: &str) -> Result<(), E> {
+        let number = text.starts_with(|c: char| c.is_ascii_digit() || c == '-').then(|| text.parse::<f64>().ok()).flatten();
+        let whole = !text.contains(['.', 'e', 'E']);
+        let exact = !whole || text.parse::<i64>().is_ok_and(|n| n.unsigned_abs() <= 1 << 53);
+        let fits = number.filter(|n| n.is_finite() && exact);
+        match (fits, &mut self.tree) {
+            (Some(number), Tree::Float(values)) => {
+                values.push(number);
+                self.valid.push(true);
+                Ok(())
+            }
+            _ if text == "null" => {
+                self.null();
+                Ok(())
+            }
+            // JSON's own text needs no escaping.
+            _ => Err(self.unexpected(text.chars().take(64).collect::<String>())),
+        }
+    }
+
     fn put_text<E: de::Error>(&mut self, value: impl fmt::Display) -> Result<(), E> {
         match &mut self.tree {
             Tree::Text { column, loose: true } => {
@@ -212,6 +234,10 @@ impl<'de> DeserializeSeed<'de> for Seed<'_> {
             column.close(!value.is_null());
             self.0.valid.push(!value.is_null());
             return Ok(());
+        }
+        if matches!(self.0.tree, Tree::Float(_)) {
+            // serde_json's own floats may be off by a unit in the last place.
+            return self.0.put_float(<&RawValue as de::Deserialize>::deserialize(deserializer)?.get());
         }
         deserializer.deserialize_any(self)
     }
@@ -246,8 +272,6 @@ impl<'de> Visitor<'de> for Seed<'_> {
     fn visit_i64<E: de::Error>(self, value: i64) -> Result<(), E> {
         match &mut self.0.tree {
             Tree::Int(values) => values.push(value),
-            // Whole numbers beyond 2^53 would be rounded.
-            Tree::Float(values) if value.unsigned_abs() <= 1 << 53 => values.push(value as f64),
             _ => return self.0.put_text(value),
         }
         self.0.valid.push(true);
@@ -263,7 +287,6 @@ impl<'de> Visitor<'de> for Seed<'_> {
 
     fn visit_f64<E: de::Error>(self, value: f64) -> Result<(), E> {
         match &mut self.0.tree {
-            Tree::Float(values) => values.push(value),
             // 2.0 is the whole number 2.
             Tree::Int(values) if value.fract() == 0.0 && value.abs() <= (1_i64 << 53) as f64 => values.push(value as i64),
             _ => return self.0.put_text(value),

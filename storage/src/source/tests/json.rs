@@ -108,3 +108,16 @@ async fn an_array_is_refused_with_the_remedy() {
     let renamed = with(spec(Json, &["a.json"]), "columns", json!({"_id": "key"}));
     assert_eq!(source(&renamed, &[("a.json", b"{\"_id\":1}\n")]).await.unwrap().texts("key"), some(&["1"]));
 }
+
+#[tokio::test]
+async fn floats_are_read_to_the_last_bit() {
+    let values: Vec<f64> =
+        (1..2000).map(|n| (f64::from(n) * 0.7).sin() * 10f64.powi(n % 60 - 30)).chain([5e-324, f64::MAX, -0.0, 0.1]).collect();
+    let text: String = values.iter().map(|v| format!("{{\"a\":{v:e}}}\n")).collect();
+    let rows = one(&text).await;
+    let all = rows.all();
+    let found = all["a"].as_primitive::<arrow::datatypes::Float64Type>().values();
+    assert_eq!(found.iter().map(|v| v.to_bits()).collect::<Vec<_>>(), values.iter().map(|v| v.to_bits()).collect::<Vec<_>>());
+    let rows = one("{\"a\":1.5}\n{\"a\":1e999}\n{\"a\":-9007199254740992}\n{\"a\":-9007199254740993}\n").await;
+    assert_eq!((rows.ids().len(), rows.bad.len()), (2, 2));
+}
