@@ -218,7 +218,8 @@ pub enum End {
     Drain,
 }
 
-/// What a consumer says on the `DoExchange` stream, in `app_metadata`: more credits, and batches taken by the trainer.
+/// What a consumer says on the `DoExchange` stream, in `app_metadata`: more credits, and batches taken by the trainer. Half-closing the
+/// stream is the same as `close`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ConsumerMessage {

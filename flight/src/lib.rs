@@ -18,4 +18,4 @@ pub mod ticket;
 pub use backend::Backend;
 pub use client::Client;
 pub use serve::{Limits, serve};
-pub use service::{Flight, ServiceConfig};
+pub use service::{Flight, ServiceConfig, Stats};

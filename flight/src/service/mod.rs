@@ -9,6 +9,7 @@ mod get;
 mod put;
 mod rpc;
 mod sql;
+mod stats;
 mod stream;
 
 use arrow_flight::flight_service_server::FlightServiceServer;
@@ -21,17 +22,19 @@ use std::fmt;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
+use tonic::{Code, Status};
 
 use crate::backend::Backend;
 use crate::status::{from_status, to_status};
 use crate::ticket::{Gate, TicketKey};
 use rpc::Rpc;
+pub use stats::Stats;
 
 /// What a service is made with.
 #[derive(Debug, Clone)]
@@ -59,7 +62,7 @@ impl ServiceConfig {
             ticket_term: Duration::from_secs(3600),
             session_term: Duration::from_secs(12 * 3600),
             request_limit: 8 << 20,
-            put_limit: 512 << 20,
+            put_limit: 256 << 20,
         }
     }
 }
@@ -69,6 +72,7 @@ pub(crate) struct Shared {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) gate: Gate,
     pub(crate) config: ServiceConfig,
+    pub(crate) stats: Arc<Stats>,
     /// Ends every stream: the drain is over.
     pub(crate) stop: CancellationToken,
 }
@@ -93,7 +97,7 @@ impl Flight {
     pub fn new(backend: Arc<dyn Backend>, config: ServiceConfig) -> Self {
         let gate = Gate::new(config.token.as_deref(), config.key.clone());
         let (request_limit, put_limit) = (config.request_limit, config.put_limit);
-        let shared = Arc::new(Shared { backend, gate, config, stop: CancellationToken::new() });
+        let shared = Arc::new(Shared { backend, gate, config, stats: Arc::default(), stop: CancellationToken::new() });
         let rpc = Rpc { shared: Arc::clone(&shared) };
         let server = |limit| FlightServiceServer::new(rpc.clone()).max_decoding_message_size(limit).max_encoding_message_size(usize::MAX);
         Self { rpc: server(request_limit), put: server(put_limit), shared }
@@ -102,6 +106,11 @@ impl Flight {
     /// Cancelling it ends every stream with `Unavailable`.
     pub fn stop_token(&self) -> CancellationToken {
         self.shared.stop.clone()
+    }
+
+    /// What has been counted so far; lives on after the service.
+    pub fn stats(&self) -> Arc<Stats> {
+        Arc::clone(&self.shared.stats)
     }
 
     fn admit(&self, method: &str, request: &http::Request<Body>) -> Result<()> {
@@ -116,6 +125,9 @@ impl Flight {
 /// The error behind a message that did not come: a connection that broke is the client's going away, not a fault of ours.
 fn inbound_error(status: &Status) -> Error {
     let error = from_status(status);
+    if status.code() == Code::OutOfRange {
+        return error.with_remedy("send batches of fewer rows");
+    }
     if status.source().is_some() { Error::new(Kind::Cancelled, format!("the client went away: {}", error.message)) } else { error }
 }
 
@@ -142,7 +154,9 @@ impl tower::Service<http::Request<Body>> for Flight {
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let method = request.uri().path().strip_prefix(SERVICE).unwrap_or_default().to_owned();
+        self.shared.stats.calls.fetch_add(1, Relaxed);
         if let Err(error) = self.admit(&method, &request) {
+            self.shared.stats.refused.fetch_add(1, Relaxed);
             return Box::pin(std::future::ready(Ok(to_status(&error).into_http())));
         }
         match method.as_str() {

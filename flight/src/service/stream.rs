@@ -16,6 +16,7 @@ use tonic::Status;
 use tonic::body::Body;
 
 use super::Shared;
+use super::stats::OpenStream;
 use crate::message::Message;
 use crate::status::to_status;
 
@@ -93,7 +94,8 @@ where
         // Nobody listens after a client went away.
         let _ = items.send(Item::End(end)).await;
     });
-    let body = MessageBody { queue, body: None, done: false, _producer: AbortOnDropHandle::new(task) };
+    let open = OpenStream::new(&shared.stats);
+    let body = MessageBody { queue, body: None, done: false, open, _producer: AbortOnDropHandle::new(task) };
     let mut response = http::Response::new(Body::new(body));
     response.headers_mut().insert(http::header::CONTENT_TYPE, tonic::metadata::GRPC_CONTENT_TYPE);
     response
@@ -104,6 +106,7 @@ struct MessageBody {
     /// The IPC body of the message whose prefix has just gone out.
     body: Option<Bytes>,
     done: bool,
+    open: OpenStream,
     _producer: AbortOnDropHandle<()>,
 }
 
@@ -133,6 +136,7 @@ impl http_body::Body for MessageBody {
             match ready!(self.queue.poll_recv(cx)) {
                 Some(Item::Message(message)) => match message.prefix() {
                     Ok(prefix) => {
+                        self.open.sent(prefix.len() + message.body.len());
                         self.body = Some(message.body).filter(|body| !body.is_empty());
                         return Poll::Ready(Some(Ok(Frame::data(prefix))));
                     }

@@ -60,6 +60,7 @@ async fn every_rpc_asks_for_the_token() {
             assert_eq!(code, Code::Unauthenticated, "{rpc} with {header:?}");
         }
     }
+    assert_eq!(server.stats.refused.load(SeqCst), 9 * bad.len() as u64);
     for header in ["Bearer correct-horse", "bearer correct-horse", "BEARER  correct-horse"] {
         for (rpc, code) in every_rpc(&server, Some(header)).await {
             assert_eq!(code, Code::Ok, "{rpc} with {header:?}");

@@ -74,6 +74,12 @@ async fn do_get_carries_metadata_and_ends_with_the_end() {
         assert_eq!(got, server.double.ids(b));
     }
     assert_eq!(server.double.told.finished.load(SeqCst), 1);
+
+    // A schema, eight parts, an end; all closed.
+    drop(stream);
+    assert_eq!(server.stats.messages.load(SeqCst), 10);
+    assert!(server.stats.bytes.load(SeqCst) > 400 * 32_000);
+    eventually("the stream is closed", || server.stats.streams.load(SeqCst) == 0).await;
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ mod rows;
 use backend::Double;
 use forebay_core::Result;
 use forebay_flight::ticket::TicketKey;
-use forebay_flight::{Client, Flight, Limits, ServiceConfig, serve};
+use forebay_flight::{Client, Flight, Limits, ServiceConfig, Stats, serve};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -21,6 +21,7 @@ pub struct Running {
     pub address: String,
     pub double: Arc<Double>,
     pub key: TicketKey,
+    pub stats: Arc<Stats>,
     stop: oneshot::Sender<()>,
     serving: JoinHandle<Result<()>>,
 }
@@ -35,10 +36,12 @@ impl Running {
         let address = format!("grpc://{}", listener.local_addr().unwrap());
         let (stop, stopped) = oneshot::channel::<()>();
         let limits = Limits { drain: Duration::from_millis(300), ..Limits::default() };
-        let serving = tokio::spawn(serve(listener, Flight::new(double.clone(), config), limits, async move {
+        let flight = Flight::new(double.clone(), config);
+        let stats = flight.stats();
+        let serving = tokio::spawn(serve(listener, flight, limits, async move {
             let _ = stopped.await;
         }));
-        Self { address, double, key, stop, serving }
+        Self { address, double, key, stats, stop, serving }
     }
 
     pub async fn open(double: Double) -> Self {
