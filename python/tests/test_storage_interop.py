@@ -20,6 +20,12 @@ UTC = datetime.UTC
 START = datetime.datetime(1970, 1, 1)
 
 
+def scan(i):
+    height = i % 3
+    values = numpy.arange(height * 2, dtype=numpy.uint16) + i * 50
+    return {"data": values.astype("<u2").tobytes(), "shape": [height, 2]}
+
+
 def expected(epoch, i):
     return {
         "epoch": epoch,
@@ -36,6 +42,7 @@ def expected(epoch, i):
         "local": START + datetime.timedelta(microseconds=i),
         "tokens": None if i % 11 == 0 else [i + k for k in range(i % 4)],
         "image": bytes((i + k) % 256 for k in range(48)),
+        "scan": None if i % 13 == 0 else scan(i),
     }
 
 
@@ -50,6 +57,8 @@ def plain(row):
             value = value.replace(tzinfo=UTC)
         row[key] = value.astimezone(UTC)
     row["image"] = bytes(row["image"])
+    if row["scan"] is not None:
+        row["scan"] = {"data": bytes(row["scan"]["data"]), "shape": list(row["scan"]["shape"])}
     if row["tokens"] is not None:
         row["tokens"] = list(row["tokens"])
     return row

@@ -34,7 +34,37 @@ fn schema() -> SchemaRef {
         Field::new("local", DataType::Timestamp(TimeUnit::Nanosecond, None), true),
         Field::new("tokens", DataType::new_list(DataType::Int32, true), true),
         tensor_field("image", &DataType::UInt8, &[4, 4, 3]),
+        ragged_field(),
     ]))
+}
+
+/// A tensor whose height differs from row to row.
+fn ragged_field() -> Field {
+    let data = Field::new("data", DataType::List(Arc::new(Field::new("item", DataType::UInt16, false))), false);
+    let shape = DataType::FixedSizeList(Arc::new(Field::new("item", DataType::Int32, false)), 2);
+    let storage = DataType::Struct(vec![data, Field::new("shape", shape, false)].into());
+    let extension =
+        [("ARROW:extension:name", "arrow.variable_shape_tensor"), ("ARROW:extension:metadata", r#"{"uniform_shape":[null,2]}"#)];
+    Field::new("scan", storage, true).with_metadata(extension.map(|(k, v)| (k.to_owned(), v.to_owned())).into())
+}
+
+fn scans(ids: &[i64]) -> Result<ArrayRef> {
+    let DataType::Struct(fields) = ragged_field().data_type().clone() else {
+        return Err(Error::internal("a ragged tensor is a struct"));
+    };
+    let mut data = ListBuilder::new(UInt16Builder::new()).with_field(Field::new("item", DataType::UInt16, false));
+    let mut shape = FixedSizeListBuilder::new(Int32Builder::new(), 2).with_field(Field::new("item", DataType::Int32, false));
+    for i in ids {
+        let height = if i % 13 == 0 { 0 } else { i % 3 };
+        data.append_value((0..height * 2).map(|k| Some((i * 50 + k) as u16)));
+        shape.values().append_slice(&[height as i32, if i % 13 == 0 { 0 } else { 2 }]);
+        shape.append(true);
+    }
+    let present: Vec<bool> = ids.iter().map(|i| i % 13 != 0).collect();
+    let nulls = arrow::buffer::NullBuffer::from(present);
+    let columns: Vec<ArrayRef> = vec![Arc::new(data.finish()), Arc::new(shape.finish())];
+    let array = StructArray::try_new(fields, columns, Some(nulls).filter(|n| n.null_count() > 0));
+    array.map(|a| Arc::new(a) as ArrayRef).map_err(|e| Error::internal(e.to_string()))
 }
 
 /// Row `i` of epoch `e`; the Python side has the same formulas.
@@ -59,6 +89,7 @@ fn batch(epoch: u32, ids: std::ops::Range<i64>) -> Result<RecordBatch> {
         Arc::new(TimestampNanosecondArray::from_iter_values(ids.iter().map(|i| i * 1000))),
         Arc::new(ListArray::from_iter_primitive::<Int32Type, _, _>(tokens)),
         Arc::new(images),
+        scans(&ids)?,
     ];
     RecordBatch::try_new(schema(), columns).map_err(|e| Error::internal(e.to_string()))
 }

@@ -242,12 +242,14 @@ async fn what_cannot_be_read_rightly_is_refused_with_the_reason() {
 async fn a_dropped_dataset_is_gone_and_one_half_dropped_too() {
     let folder = tempfile::tempdir().unwrap();
     let root = Root::open(folder.path().to_str().unwrap(), true).await.unwrap();
+    assert!(list_datasets(&root).await.unwrap().is_empty());
     let nothing = drop_dataset(&root, &name()).await.unwrap_err();
     assert_eq!(nothing.kind, Kind::NotFound);
     publish_epoch(&root, 0).await;
     publish_epoch(&root, 1).await;
     let swept = drop_dataset(&root, &name()).await.unwrap();
     assert_eq!(swept.paths.len(), 6);
+    assert!(list_datasets(&root).await.unwrap().is_empty());
     assert!(!folder.path().join("datasets/digits").exists());
     assert_eq!(open_version(&root, &name(), None).await.unwrap_err().kind, Kind::NotFound);
     // Killed after the log's beginning was removed: it doesn't exist, can't be seen, and can be made again.
