@@ -26,7 +26,9 @@ pub fn apply(state: &mut State, entry: &Entry) {
         Change::RunInterrupted { dataset, run } => with_run(state, dataset, *run, |run, _| end_run(run, RunPhase::Interrupted)),
         Change::RunCancelled { dataset, run } => with_run(state, dataset, *run, |run, _| end_run(run, RunPhase::Cancelled)),
         Change::RunFailed { dataset, run, error } => with_run(state, dataset, *run, |run, _| end_run(run, RunPhase::Failed(error.clone()))),
-        Change::TaskLeased { dataset, run, epoch, task, attempt, worker } => task_leased(state, dataset, *run, *epoch, *task, *attempt, worker),
+        Change::TaskLeased { dataset, run, epoch, task, attempt, worker } => {
+            task_leased(state, dataset, *run, *epoch, *task, *attempt, worker)
+        }
         Change::TaskReturned { dataset, run, epoch, task, attempt, error } => {
             task_returned(state, dataset, *run, *epoch, *task, *attempt, error.as_ref(), at_ms);
         }
@@ -99,15 +101,7 @@ fn task_mut(run: &mut Run, epoch: EpochId, task: TaskId) -> Option<&mut Task> {
     run.epochs.get_mut(&epoch)?.tasks.get_mut(task.0 as usize)
 }
 
-fn task_leased(
-    state: &mut State,
-    name: &DatasetName,
-    run: RunId,
-    epoch: EpochId,
-    task: TaskId,
-    attempt: Attempt,
-    worker: &WorkerName,
-) {
+fn task_leased(state: &mut State, name: &DatasetName, run: RunId, epoch: EpochId, task: TaskId, attempt: Attempt, worker: &WorkerName) {
     with_run(state, name, run, |run, _| {
         if let Some(task) = task_mut(run, epoch, task) {
             task.next_attempt = task.next_attempt.max(attempt.0 + 1);

@@ -15,7 +15,12 @@ use crate::job::{ConsumerSettings, JobSettings};
 /// Failures in a row of planning a pass after which the job fails.
 const SHAPE_TRIES: u32 = 6;
 
-pub(super) fn open_job(d: &mut Deciding<'_>, settings: JobSettings, consumer: &ConsumerSettings, stored: Option<&StoredDataset>) -> Result<()> {
+pub(super) fn open_job(
+    d: &mut Deciding<'_>,
+    settings: JobSettings,
+    consumer: &ConsumerSettings,
+    stored: Option<&StoredDataset>,
+) -> Result<()> {
     let name = settings.job.clone();
     if let Some(rank) = consumer.rank
         && settings.world_size.is_some_and(|size| rank >= size)
@@ -202,8 +207,9 @@ pub(super) fn pass_shaped(d: &mut Deciding<'_>, name: JobName, incarnation: Inca
         Ok(PassAnswer::NotYet) => {
             d.volatile.succeeded(&work);
             let dataset = &job.settings.dataset;
-            let error = Error::failed_precondition(format!("the epoch of pass {pass} of `{dataset}` is not stored, and nobody is writing it"))
-                .with_remedy("materialize it, then restart the job");
+            let error =
+                Error::failed_precondition(format!("the epoch of pass {pass} of `{dataset}` is not stored, and nobody is writing it"))
+                    .with_remedy("materialize it, then restart the job");
             fail(d, name, error);
         }
         Err(error) => {

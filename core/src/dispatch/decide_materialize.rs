@@ -295,7 +295,13 @@ fn run_of<'a>(d: &Deciding<'a>, dataset: &DatasetName, id: RunId) -> Option<&'a 
     d.state.datasets.get(dataset)?.run.as_ref().filter(|r| r.id == id)
 }
 
-pub(super) fn commit_prepared(d: &mut Deciding<'_>, dataset: DatasetName, run_id: RunId, epoch: EpochId, body: Result<(VersionId, String)>) {
+pub(super) fn commit_prepared(
+    d: &mut Deciding<'_>,
+    dataset: DatasetName,
+    run_id: RunId,
+    epoch: EpochId,
+    body: Result<(VersionId, String)>,
+) {
     let work = Work::Prepare(dataset.clone());
     d.volatile.touch_dataset(&dataset);
     let run = run_of(d, &dataset, run_id);

@@ -79,10 +79,10 @@ fn grant(d: &mut Deciding<'_>, job: &Job, (pass_id, pass): (PassId, &Pass), (id,
     // Half of an even share of what is left: consumers that come a little later, or are faster, still find something.
     let share = pass.pending() / (2 * (job.consumers.len() as u64).max(1));
     let mut block = share.clamp(1, most);
-    if stream.acks && stream.held > 0 {
-        // A stream that holds nothing always gets one batch, or paused consumers could starve the others.
+    if stream.acks {
         let held: u64 = job.streams.values().filter(|s| s.acks && s.worker == stream.worker).map(|s| s.held).sum();
-        let room = (WINDOWS_IN_FLIGHT * pass.batches_per_window()).saturating_sub(held);
+        // A stream that holds nothing always gets one batch, or paused consumers could starve the others.
+        let room = (WINDOWS_IN_FLIGHT * pass.batches_per_window()).saturating_sub(held).max(u64::from(stream.held == 0));
         if room == 0 {
             return;
         }

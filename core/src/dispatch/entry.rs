@@ -7,7 +7,9 @@ use super::run_state::{Quarantined, RunSpec};
 use super::spans::Reason;
 use super::state::{RunId, StreamId};
 use crate::error::{Error, Result};
-use crate::ids::{Attempt, BatchId, ConsumerName, DatasetName, EpochId, Fence, Incarnation, JobName, PassId, TaskId, VersionId, WindowId, WorkerName};
+use crate::ids::{
+    Attempt, BatchId, ConsumerName, DatasetName, EpochId, Fence, Incarnation, JobName, PassId, TaskId, VersionId, WindowId, WorkerName,
+};
 use crate::job::JobSettings;
 use crate::shard::ShardMeta;
 
@@ -30,17 +32,50 @@ pub struct Entry {
 #[serde(rename_all = "snake_case")]
 pub enum Change {
     /// A leader begins; entries under older fences count no more.
-    Lead { address: Option<String> },
+    Lead {
+        address: Option<String>,
+    },
 
-    RunStarted { dataset: DatasetName, run: RunId, spec: Box<RunSpec>, epochs: Vec<EpochId>, replace: bool },
+    RunStarted {
+        dataset: DatasetName,
+        run: RunId,
+        spec: Box<RunSpec>,
+        epochs: Vec<EpochId>,
+        replace: bool,
+    },
     /// More epochs of the same pipeline.
-    RunExtended { dataset: DatasetName, run: RunId, epochs: Vec<EpochId> },
+    RunExtended {
+        dataset: DatasetName,
+        run: RunId,
+        epochs: Vec<EpochId>,
+    },
     /// An interrupted, cancelled or failed run goes on with what it staged.
-    RunResumed { dataset: DatasetName, run: RunId, epochs: Vec<EpochId> },
-    RunInterrupted { dataset: DatasetName, run: RunId },
-    RunCancelled { dataset: DatasetName, run: RunId },
-    RunFailed { dataset: DatasetName, run: RunId, error: Error },
-    TaskLeased { dataset: DatasetName, run: RunId, epoch: EpochId, task: TaskId, attempt: Attempt, worker: WorkerName },
+    RunResumed {
+        dataset: DatasetName,
+        run: RunId,
+        epochs: Vec<EpochId>,
+    },
+    RunInterrupted {
+        dataset: DatasetName,
+        run: RunId,
+    },
+    RunCancelled {
+        dataset: DatasetName,
+        run: RunId,
+    },
+    RunFailed {
+        dataset: DatasetName,
+        run: RunId,
+        error: Error,
+    },
+    TaskLeased {
+        dataset: DatasetName,
+        run: RunId,
+        epoch: EpochId,
+        task: TaskId,
+        attempt: Attempt,
+        worker: WorkerName,
+    },
     /// An attempt ended without a result; with an error it counts as a failure.
     TaskReturned {
         dataset: DatasetName,
@@ -62,13 +97,30 @@ pub enum Change {
         quarantined: Quarantined,
     },
     /// Exactly this body is going to be committed at exactly this version.
-    Publishing { dataset: DatasetName, run: RunId, epoch: EpochId, version: VersionId, body: String },
-    Published { dataset: DatasetName, run: RunId, epoch: EpochId, version: VersionId },
+    Publishing {
+        dataset: DatasetName,
+        run: RunId,
+        epoch: EpochId,
+        version: VersionId,
+        body: String,
+    },
+    Published {
+        dataset: DatasetName,
+        run: RunId,
+        epoch: EpochId,
+        version: VersionId,
+    },
     /// The run is forgotten and jobs on the dataset end.
-    DatasetDropped { dataset: DatasetName },
+    DatasetDropped {
+        dataset: DatasetName,
+    },
 
     /// A job's first or next incarnation; `epochs` are the C epochs it reads.
-    JobCreated { settings: Box<JobSettings>, incarnation: Incarnation, epochs: Vec<EpochId> },
+    JobCreated {
+        settings: Box<JobSettings>,
+        incarnation: Incarnation,
+        epochs: Vec<EpochId>,
+    },
     ConsumerJoined {
         job: JobName,
         consumer: ConsumerName,
@@ -78,26 +130,86 @@ pub enum Change {
         acks_by_action: bool,
     },
     /// It holds nothing any more.
-    ConsumerGone { job: JobName, consumer: ConsumerName, reason: Reason },
-    StreamOpened { job: JobName, stream: StreamId, consumer: ConsumerName, worker: WorkerName, acks: bool },
-    StreamClosed { job: JobName, stream: StreamId, clean: bool },
-    PassStarted { job: JobName, pass: PassId, shape: PassShape },
-    WindowLeased { job: JobName, pass: PassId, window: WindowId, worker: WorkerName, attempt: Attempt },
+    ConsumerGone {
+        job: JobName,
+        consumer: ConsumerName,
+        reason: Reason,
+    },
+    StreamOpened {
+        job: JobName,
+        stream: StreamId,
+        consumer: ConsumerName,
+        worker: WorkerName,
+        acks: bool,
+    },
+    StreamClosed {
+        job: JobName,
+        stream: StreamId,
+        clean: bool,
+    },
+    PassStarted {
+        job: JobName,
+        pass: PassId,
+        shape: PassShape,
+    },
+    WindowLeased {
+        job: JobName,
+        pass: PassId,
+        window: WindowId,
+        worker: WorkerName,
+        attempt: Attempt,
+    },
     /// Batches `[from, to)` of the window, counted from its first.
-    Granted { job: JobName, pass: PassId, window: WindowId, stream: StreamId, from: u32, to: u32 },
+    Granted {
+        job: JobName,
+        pass: PassId,
+        window: WindowId,
+        stream: StreamId,
+        from: u32,
+        to: u32,
+    },
     /// (batch, digest of its row keys).
-    Sent { job: JobName, pass: PassId, stream: StreamId, batches: Vec<(BatchId, u64)> },
+    Sent {
+        job: JobName,
+        pass: PassId,
+        stream: StreamId,
+        batches: Vec<(BatchId, u64)>,
+    },
     /// (batch, digest where the reporter knows it).
-    Acknowledged { job: JobName, pass: PassId, consumer: ConsumerName, batches: Vec<(BatchId, Option<u64>)> },
+    Acknowledged {
+        job: JobName,
+        pass: PassId,
+        consumer: ConsumerName,
+        batches: Vec<(BatchId, Option<u64>)>,
+    },
     /// A worker's streams and window leases of a job are over.
-    WorkerGone { job: JobName, worker: WorkerName },
+    WorkerGone {
+        job: JobName,
+        worker: WorkerName,
+    },
     /// The consumer was told that its pass is over.
-    ConsumerAdvanced { job: JobName, consumer: ConsumerName, at: u32 },
+    ConsumerAdvanced {
+        job: JobName,
+        consumer: ConsumerName,
+        at: u32,
+    },
     /// Nothing of the pass is pending: one decision, told to all.
-    PassEnded { job: JobName, pass: PassId },
-    JobEnded { job: JobName, end: JobEnd },
+    PassEnded {
+        job: JobName,
+        pass: PassId,
+    },
+    JobEnded {
+        job: JobName,
+        end: JobEnd,
+    },
     /// These windows' visits are in those ledger files and are forgotten here.
-    Watermark { job: JobName, pass: PassId, windows: Vec<WindowId>, ledger: Vec<String>, number: u64 },
+    Watermark {
+        job: JobName,
+        pass: PassId,
+        windows: Vec<WindowId>,
+        ledger: Vec<String>,
+        number: u64,
+    },
 }
 
 /// How a job ended.
@@ -123,11 +235,13 @@ impl Entry {
         struct Version {
             v: u32,
         }
-        let version: Version =
-            serde_json::from_slice(bytes).map_err(|e| Error::corrupt(format!("a journal entry is not valid: {e}")))?;
+        let version: Version = serde_json::from_slice(bytes).map_err(|e| Error::corrupt(format!("a journal entry is not valid: {e}")))?;
         if version.v > ENTRY_VERSION {
-            return Err(Error::unsupported(format!("the journal has entries of version {}, and this program knows {ENTRY_VERSION}", version.v))
-                .with_remedy("use a newer forebay"));
+            return Err(Error::unsupported(format!(
+                "the journal has entries of version {}, and this program knows {ENTRY_VERSION}",
+                version.v
+            ))
+            .with_remedy("use a newer forebay"));
         }
         serde_json::from_slice(bytes).map_err(|e| Error::corrupt(format!("a journal entry is not valid: {e}")))
     }

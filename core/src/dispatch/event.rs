@@ -38,33 +38,114 @@ pub enum Event {
         /// `stored` was read more than once: believe it even where the journal knows a newer version (a table removed by hand).
         certain: bool,
     },
-    CancelRun { dataset: DatasetName },
-    DropDataset { dataset: DatasetName },
-    NextTask { worker: WorkerName },
-    Progress { lease: TaskLease, rows: u64, bytes: u64 },
-    TaskStaged { lease: TaskLease, shards: Vec<ShardMeta>, quarantined: Quarantined },
-    TaskFailed { lease: TaskLease, error: Error },
-    CommitPrepared { dataset: DatasetName, run: RunId, epoch: EpochId, body: Result<(VersionId, String)> },
-    CommitDone { dataset: DatasetName, run: RunId, epoch: EpochId, version: VersionId, outcome: Result<CommitOutcome> },
+    CancelRun {
+        dataset: DatasetName,
+    },
+    DropDataset {
+        dataset: DatasetName,
+    },
+    NextTask {
+        worker: WorkerName,
+    },
+    Progress {
+        lease: TaskLease,
+        rows: u64,
+        bytes: u64,
+    },
+    TaskStaged {
+        lease: TaskLease,
+        shards: Vec<ShardMeta>,
+        quarantined: Quarantined,
+    },
+    TaskFailed {
+        lease: TaskLease,
+        error: Error,
+    },
+    CommitPrepared {
+        dataset: DatasetName,
+        run: RunId,
+        epoch: EpochId,
+        body: Result<(VersionId, String)>,
+    },
+    CommitDone {
+        dataset: DatasetName,
+        run: RunId,
+        epoch: EpochId,
+        version: VersionId,
+        outcome: Result<CommitOutcome>,
+    },
 
-    OpenJob { settings: Box<JobSettings>, consumer: Box<ConsumerSettings>, stored: Option<Box<StoredDataset>> },
-    OpenStream { job: JobName, incarnation: Incarnation, consumer: ConsumerName, worker: WorkerName, acks: bool },
-    NextGrant { job: JobName, stream: StreamId, max_batches: u64 },
-    Sent { job: JobName, stream: StreamId, pass: PassId, batches: Vec<(BatchId, u64)> },
-    Acknowledge { job: JobName, incarnation: Incarnation, consumer: ConsumerName, pass: PassId, batches: Vec<(BatchId, Option<u64>)> },
-    CloseStream { job: JobName, stream: StreamId, clean: bool },
+    OpenJob {
+        settings: Box<JobSettings>,
+        consumer: Box<ConsumerSettings>,
+        stored: Option<Box<StoredDataset>>,
+    },
+    OpenStream {
+        job: JobName,
+        incarnation: Incarnation,
+        consumer: ConsumerName,
+        worker: WorkerName,
+        acks: bool,
+    },
+    NextGrant {
+        job: JobName,
+        stream: StreamId,
+        max_batches: u64,
+    },
+    Sent {
+        job: JobName,
+        stream: StreamId,
+        pass: PassId,
+        batches: Vec<(BatchId, u64)>,
+    },
+    Acknowledge {
+        job: JobName,
+        incarnation: Incarnation,
+        consumer: ConsumerName,
+        pass: PassId,
+        batches: Vec<(BatchId, Option<u64>)>,
+    },
+    CloseStream {
+        job: JobName,
+        stream: StreamId,
+        clean: bool,
+    },
     /// The consumer says that it leaves for good.
-    LeaveJob { job: JobName, consumer: ConsumerName },
-    StopJob { job: JobName },
-    PassShaped { job: JobName, incarnation: Incarnation, pass: PassId, answer: Result<PassAnswer> },
-    LedgerWritten { job: JobName, incarnation: Incarnation, number: u64, windows: Vec<(PassId, Vec<WindowId>)>, result: Result<Vec<String>> },
+    LeaveJob {
+        job: JobName,
+        consumer: ConsumerName,
+    },
+    StopJob {
+        job: JobName,
+    },
+    PassShaped {
+        job: JobName,
+        incarnation: Incarnation,
+        pass: PassId,
+        answer: Result<PassAnswer>,
+    },
+    LedgerWritten {
+        job: JobName,
+        incarnation: Incarnation,
+        number: u64,
+        windows: Vec<(PassId, Vec<WindowId>)>,
+        result: Result<Vec<String>>,
+    },
 
     /// A worker lives in this process and is alive until it is gone.
-    WorkerAttached { worker: WorkerName },
-    WorkerBeat { worker: WorkerName },
-    WorkerGone { worker: WorkerName },
+    WorkerAttached {
+        worker: WorkerName,
+    },
+    WorkerBeat {
+        worker: WorkerName,
+    },
+    WorkerGone {
+        worker: WorkerName,
+    },
     /// It gets nothing new; its streams end with `drain`.
-    DrainWorker { worker: WorkerName },
+    DrainWorker {
+        worker: WorkerName,
+    },
 }
 
 /// A request to materialize epochs.

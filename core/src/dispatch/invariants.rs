@@ -98,7 +98,10 @@ fn check_pass(name: &JobName, job: &Job, id: PassId, pass: &Pass) -> Result<(), 
         sum = sum.plus(&counts);
     }
     if sum != pass.counts || sum.total() > pass.batches {
-        return fail("I2", format!("pass {id} of job `{name}`: {sum:?} in windows and ledger, {:?} kept, {} batches", pass.counts, pass.batches));
+        return fail(
+            "I2",
+            format!("pass {id} of job `{name}`: {sum:?} in windows and ledger, {:?} kept, {} batches", pass.counts, pass.batches),
+        );
     }
     let known: BTreeSet<_> = pass.windows.keys().collect();
     if pass.available.iter().chain(&pass.closed).any(|w| !known.contains(w)) {

@@ -197,12 +197,11 @@ impl Pass {
             ledger: Counts::default(),
             ended: false,
         };
-        if settings.end == End::Drop && pass.shape.rows % size != 0 {
+        if settings.end == End::Drop && !pass.shape.rows.is_multiple_of(size) {
             pass.deliverable -= 1;
             let (id, at) = pass.place(BatchId(batches - 1));
             let window = Window::new(pass.window_size(id));
-            let span =
-                Span { from: at, to: at + 1, state: VisitState::Dropped, stream: None, at_ms, reason: Some(Reason::EndOfPass) };
+            let span = Span { from: at, to: at + 1, state: VisitState::Dropped, stream: None, at_ms, reason: Some(Reason::EndOfPass) };
             pass.windows.insert(id, window);
             pass.change(&mut BTreeMap::new(), id, |window, tally| window.spans.cover(span, tally));
         }
@@ -280,7 +279,11 @@ impl Pass {
         let window = self.windows.get(&id);
         let (pending, closed) = (window.is_some_and(|w| w.pending() > 0), window.is_some_and(Window::is_closed));
         let size = u64::from(self.window_size(id));
-        if pending { self.available.insert(id) } else { self.available.remove(&id) };
+        if pending {
+            self.available.insert(id)
+        } else {
+            self.available.remove(&id)
+        };
         if closed && self.closed.insert(id) {
             self.closed_batches += size;
         } else if !closed && self.closed.remove(&id) {
@@ -319,7 +322,10 @@ pub enum JobPhase {
     Open,
     /// All passes have ended; visits may still be open.
     Ending,
-    Ended { end: JobEnd, at_ms: i64 },
+    Ended {
+        end: JobEnd,
+        at_ms: i64,
+    },
 }
 
 /// A named group of consumers with one plan.

@@ -111,7 +111,11 @@ pub fn run_status(state: &State, volatile: &Volatile, name: &DatasetName) -> Opt
         epochs: run.epochs.keys().copied().collect(),
         published: run.published(),
         progress: progress(run, volatile, name),
-        version: run.epochs.values().filter_map(|e| if let EpochPhase::Published { version } = e.phase { Some(version) } else { None }).max(),
+        version: run
+            .epochs
+            .values()
+            .filter_map(|e| if let EpochPhase::Published { version } = e.phase { Some(version) } else { None })
+            .max(),
         error,
     })
 }
@@ -119,7 +123,8 @@ pub fn run_status(state: &State, volatile: &Volatile, name: &DatasetName) -> Opt
 fn progress(run: &Run, volatile: &Volatile, name: &DatasetName) -> RunProgress {
     let tasks = run.spec.task_bytes.len() as u64;
     let source: u64 = run.spec.task_bytes.iter().sum();
-    let mut sum = RunProgress { tasks: tasks * run.epochs.len() as u64, source_bytes: source * run.epochs.len() as u64, ..RunProgress::default() };
+    let mut sum =
+        RunProgress { tasks: tasks * run.epochs.len() as u64, source_bytes: source * run.epochs.len() as u64, ..RunProgress::default() };
     for epoch in run.epochs.values() {
         sum.tasks_done += epoch.staged;
         sum.rows += epoch.rows;
@@ -226,13 +231,20 @@ pub fn system_tasks(state: &State, volatile: &Volatile) -> Vec<TaskRow> {
                 let holder = task.holders.first();
                 let reported = holder.and_then(|(a, _)| volatile.progress.get(&(name.clone(), *epoch, crate::ids::TaskId(index), *a)));
                 let staged = task.staged.as_ref();
-                let stored = staged.map(|s| (s.shards.iter().map(crate::shard::ShardMeta::rows).sum(), s.shards.iter().map(|x| x.size).sum()));
+                let stored =
+                    staged.map(|s| (s.shards.iter().map(crate::shard::ShardMeta::rows).sum(), s.shards.iter().map(|x| x.size).sum()));
                 let amount = stored.or(reported.copied());
                 rows.push(TaskRow {
                     dataset: name.clone(),
                     epoch: *epoch,
                     task: index,
-                    state: if staged.is_some() { "staged" } else if holder.is_some() { "running" } else { "pending" },
+                    state: if staged.is_some() {
+                        "staged"
+                    } else if holder.is_some() {
+                        "running"
+                    } else {
+                        "pending"
+                    },
                     attempt: staged.map(|s| s.attempt.0).or(holder.map(|(a, _)| a.0)),
                     worker: holder.map(|(_, w)| w.clone()),
                     failures: task.failures,

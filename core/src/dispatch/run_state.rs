@@ -88,8 +88,13 @@ pub enum EpochPhase {
     /// Tasks are missing, or all are staged and the commit is not written down yet.
     Open,
     /// This body is to be committed at this version, by whoever leads.
-    Publishing { version: VersionId, body: String },
-    Published { version: VersionId },
+    Publishing {
+        version: VersionId,
+        body: String,
+    },
+    Published {
+        version: VersionId,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

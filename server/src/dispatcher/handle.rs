@@ -101,7 +101,9 @@ impl Dispatcher {
                     tokio::time::sleep(Duration::from_millis(20 << tries.min(5))).await;
                 }
                 Reply::Again => {
-                    return Err(Error::new(Kind::Unavailable, "an earlier commit or ledger file is still being written").with_remedy("try again"));
+                    return Err(
+                        Error::new(Kind::Unavailable, "an earlier commit or ledger file is still being written").with_remedy("try again")
+                    );
                 }
                 reply => return Ok(reply),
             }
@@ -202,7 +204,8 @@ impl Dispatcher {
     pub async fn staged_paths(&self, dataset: &DatasetName) -> Result<BTreeSet<String>> {
         let name = dataset.clone();
         self.look(move |state, _| {
-            let tasks = state.datasets.get(&name).and_then(|d| d.run.as_ref()).into_iter().flat_map(|r| r.epochs.values()).flat_map(|e| &e.tasks);
+            let tasks =
+                state.datasets.get(&name).and_then(|d| d.run.as_ref()).into_iter().flat_map(|r| r.epochs.values()).flat_map(|e| &e.tasks);
             tasks.filter_map(|t| t.staged.as_ref()).flat_map(|s| s.shards.iter().map(|x| x.path.clone())).collect()
         })
         .await
@@ -237,8 +240,7 @@ impl Dispatcher {
         worker: &WorkerName,
         acks: bool,
     ) -> Result<StreamId> {
-        let event =
-            Event::OpenStream { job: job.clone(), incarnation, consumer: consumer.clone(), worker: worker.clone(), acks };
+        let event = Event::OpenStream { job: job.clone(), incarnation, consumer: consumer.clone(), worker: worker.clone(), acks };
         match self.ask(event).await? {
             Reply::Stream(id) => Ok(id),
             other => Err(unexpected(&other)),

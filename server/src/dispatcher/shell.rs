@@ -1,7 +1,9 @@
 //! The task that has the state and the journal.
 
 use bytes::Bytes;
-use forebay_core::dispatch::{self, Action, Change, Entry, Event, Now, Reply, RunProgress, RunState, RunStatus, State, TaskLease, Volatile};
+use forebay_core::dispatch::{
+    self, Action, Change, Entry, Event, Now, Reply, RunProgress, RunState, RunStatus, State, TaskLease, Volatile,
+};
 use forebay_core::ids::{Attempt, DatasetName, EpochId, TaskId, WorkerName};
 use forebay_core::{Error, Kind, Result};
 use forebay_storage::journal::Journal;
@@ -114,7 +116,8 @@ impl Shell {
     pub(super) async fn start(journal: Journal, root: Root, planner: Arc<dyn Planner>, config: DispatcherConfig) -> Result<Started> {
         let loaded = journal.load().await?;
         let (sender, inbox) = mpsc::channel(QUEUE);
-        let record = OwnerRecord { address: config.address.clone(), fence: journal.fence(), pid: std::process::id(), beat: 1, at_ms: wall_ms() };
+        let record =
+            OwnerRecord { address: config.address.clone(), fence: journal.fence(), pid: std::process::id(), beat: 1, at_ms: wall_ms() };
         let beating = heartbeat(journal.clone(), record.clone(), sender.downgrade());
         let mut shell = Self {
             state: fold(&loaded)?,

@@ -32,7 +32,10 @@ fn a_run_goes_through_tasks_to_one_commit_an_epoch() {
     }
     assert!(world.task("w").is_none());
     let status = status(&world);
-    assert_eq!((status.state, status.progress.rows, status.progress.tasks_done, status.version), (RunState::Done, 60, 6, Some(VersionId(1))));
+    assert_eq!(
+        (status.state, status.progress.rows, status.progress.tasks_done, status.version),
+        (RunState::Done, 60, 6, Some(VersionId(1)))
+    );
     let run = world.state.datasets[&dataset("digits")].run.as_ref().unwrap();
     assert!(run.epochs.values().all(|e| e.tasks.is_empty()), "published shards stay in the state");
 }
@@ -246,7 +249,8 @@ fn a_new_leader_finishes_the_open_commit_with_the_same_bytes() {
         let again = request(run_spec("digits", "g", 1), 0..1);
         assert_eq!(start(&mut world, again, None).unwrap(), Reply::Again);
     }
-    let done = |version, outcome| Event::CommitDone { dataset: dataset("digits"), run, epoch: EpochId(0), version: VersionId(version), outcome };
+    let done =
+        |version, outcome| Event::CommitDone { dataset: dataset("digits"), run, epoch: EpochId(0), version: VersionId(version), outcome };
     // In doubt: the same again. Foreign: the next version, written down before it is put.
     world.send(done(3, Err(Error::internal("timeout")))).unwrap();
     world.pass_time(1_000);

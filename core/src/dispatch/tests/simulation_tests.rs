@@ -128,11 +128,8 @@ impl Sim {
             return;
         }
         let who = CONSUMERS[self.pick(3)];
-        let event = Event::OpenJob {
-            settings: Box::new(self.settings.clone()),
-            consumer: Box::new(consumer_settings(who)),
-            stored: self.stored(),
-        };
+        let event =
+            Event::OpenJob { settings: Box::new(self.settings.clone()), consumer: Box::new(consumer_settings(who)), stored: self.stored() };
         let Ok(Reply::Job(job)) = self.world.send(event) else { return };
         let (on, acks) = (WORKERS[self.pick(2)], self.chance(60));
         let stream = self.world.stream(&job, who, on, acks);
@@ -326,7 +323,12 @@ impl Sim {
         let mut epochs: Vec<_> = self.store.values().filter(|b| b.starts_with("epoch")).collect();
         epochs.sort();
         epochs.dedup();
-        assert_eq!(epochs.len(), self.store.values().filter(|b| b.starts_with("epoch")).count(), "an epoch is in two versions: {:?}", self.store);
+        assert_eq!(
+            epochs.len(),
+            self.store.values().filter(|b| b.starts_with("epoch")).count(),
+            "an epoch is in two versions: {:?}",
+            self.store
+        );
     }
 
     /// Without further faults everything comes to its end.
@@ -412,6 +414,7 @@ fn random_histories_keep_every_promise() {
 }
 
 #[test]
+#[allow(clippy::disallowed_methods)]
 fn one_seed_again() {
     if let Some(seed) = std::env::var("FOREBAY_SEED").ok().and_then(|s| s.parse().ok()) {
         run(seed, 250);
@@ -437,7 +440,14 @@ fn a_leader_may_die_after_every_entry() {
             check(&state).unwrap_or_else(|v| panic!("seed {seed}, after entry {cut}: {v}"));
             // A snapshot in between changes nothing.
             let mut state: State = serde_json::from_slice(&serde_json::to_vec(&state).unwrap()).unwrap();
-            let mut world = World { state: state.clone(), volatile: Volatile::new(TERM), log: log[..cut].to_vec(), now: sim.world.now, actions: Vec::new(), checked: true };
+            let mut world = World {
+                state: state.clone(),
+                volatile: Volatile::new(TERM),
+                log: log[..cut].to_vec(),
+                now: sim.world.now,
+                actions: Vec::new(),
+                checked: true,
+            };
             world.crash(true, true);
             world.pass_time(3 * TERM);
             for bytes in &log[cut..] {

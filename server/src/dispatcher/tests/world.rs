@@ -1,7 +1,9 @@
 //! A root in a temporary folder with a real journal, ledger and Delta log; only what plans and commits say is made up here.
 
 use async_trait::async_trait;
-use forebay_core::dispatch::{CommitOutcome, CommitRequest, PassAnswer, PassShape, Quarantined, RunRequest, RunSpec, StoredDataset, TaskLease};
+use forebay_core::dispatch::{
+    CommitOutcome, CommitRequest, PassAnswer, PassShape, Quarantined, RunRequest, RunSpec, StoredDataset, TaskLease,
+};
 use forebay_core::ids::*;
 use forebay_core::job::{ConsumerSettings, JobSettings, Passes};
 use forebay_core::pipeline::*;
@@ -174,7 +176,13 @@ pub(super) fn request(name: &str, fingerprint: &str, tasks: usize, epochs: u32) 
         source: SourceSpec { uri: vec!["a.csv".into()], format: SourceFormat::Csv, options: BTreeMap::new() },
         steps: Vec::new(),
         epochs: EpochsSpec { count: epochs, seed: 1, shuffle: Shuffle::Window },
-        output: OutputSpec { cut: 0, shard_size: 1 << 27, row_group_size: 8 << 20, compression: Compression::None, on_error: OnError::Fail },
+        output: OutputSpec {
+            cut: 0,
+            shard_size: 1 << 27,
+            row_group_size: 8 << 20,
+            compression: Compression::None,
+            on_error: OnError::Fail,
+        },
         index: IndexSpec::default(),
         split: None,
     };
