@@ -283,7 +283,7 @@ pub struct EndMessage {
 #[serde(deny_unknown_fields)]
 pub struct PutCommand {
     pub dataset: String,
-    /// `append | replace`; null creates.
+    /// `append | replace`; null or `create` makes a new dataset.
     #[serde(default)]
     pub mode: Option<String>,
 }

@@ -136,7 +136,7 @@ pub trait Backend: Send + Sync + 'static {
     /// A `forebay.*` action. The stream's items are sent as one JSON body each.
     async fn action(&self, name: &str, body: Value) -> Result<BoxStream<'static, Result<Value>>>;
 
-    /// Creates or extends a dataset. `mode` is null, `append` or `replace`. Batches have been decoded and checked against their claims; an
+    /// Creates or extends a dataset. `mode` is null, `create`, `append` or `replace`. Batches have been decoded and checked against their claims; an
     /// error in the stream means that the put must leave nothing behind, and so does dropping the future: the client went away.
     async fn put(&self, path: &[String], mode: Option<String>, source: BatchSource) -> Result<Value>;
 }

@@ -5,6 +5,7 @@
 //! storage, roles.
 
 pub mod api;
+pub mod auth;
 pub mod backend;
 pub mod client;
 pub mod decode;

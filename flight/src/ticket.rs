@@ -1,4 +1,4 @@
-//! Tickets and tokens: what a client carries and must not be able to make.
+//! Tickets: what a client carries and must not be able to make.
 //!
 //! A ticket is `fb1.` and base64url of MAC (blake3, keyed) | expiry (unix seconds) | JSON payload. It can be replayed until it expires: what
 //! a job's ticket may still do is decided by the job's state, and a dataset's ticket names a pinned version. Every node with the same key
@@ -56,6 +56,11 @@ impl TicketKey {
         Self(blake3::derive_key("forebay 2026 ticket key", secret))
     }
 
+    /// A hash that only holders of the key can make; `Hash` compares in constant time.
+    pub(crate) fn hash(&self, bytes: &[u8]) -> blake3::Hash {
+        blake3::keyed_hash(&self.0, bytes)
+    }
+
     /// Signs a claim that is good for `term` from now.
     ///
     /// # Errors
@@ -70,7 +75,7 @@ impl TicketKey {
         raw.extend_from_slice(&[0; MAC]);
         raw.extend_from_slice(&expires_s.to_le_bytes());
         raw.extend_from_slice(&json);
-        let mac = blake3::keyed_hash(&self.0, &raw[MAC..]);
+        let mac = self.hash(&raw[MAC..]);
         raw[..MAC].copy_from_slice(mac.as_bytes());
         let mut out = PREFIX.to_vec();
         out.extend_from_slice(BASE64.encode(&raw).as_bytes());
@@ -96,7 +101,7 @@ impl TicketKey {
         let (mac, signed) = raw.split_at(MAC);
         let mac = blake3::Hash::from_slice(mac).map_err(|_| refused())?;
         // `Hash` compares in constant time.
-        if blake3::keyed_hash(&self.0, signed) != mac {
+        if self.hash(signed) != mac {
             return Err(refused());
         }
         let (expiry, json) = signed.split_at(EXPIRY);
@@ -112,95 +117,6 @@ impl TicketKey {
 /// True for bytes that claim to be a ticket, as against a JSON command.
 pub fn looks_like_ticket(bytes: &[u8]) -> bool {
     bytes.starts_with(PREFIX)
-}
-
-/// Who may call. Without a token everyone may.
-#[derive(Clone, Debug)]
-pub struct Gate {
-    expected: Option<blake3::Hash>,
-    key: TicketKey,
-}
-
-impl Gate {
-    /// `token: None` opens the gate.
-    pub fn new(token: Option<&str>, key: TicketKey) -> Self {
-        let expected = token.map(|token| blake3::keyed_hash(&key.0, token.as_bytes()));
-        Self { expected, key }
-    }
-
-    /// Whether a token is asked for.
-    pub fn closed(&self) -> bool {
-        self.expected.is_some()
-    }
-
-    fn is_token(&self, presented: &[u8]) -> bool {
-        // Hashes of equal length, compared in constant time: neither length nor prefix of the token shows in the timing.
-        self.expected.is_some_and(|expected| blake3::keyed_hash(&self.key.0, presented) == expected)
-    }
-
-    /// Checks the `authorization` header of one call: `Bearer` (any case) and the token, or a session token from `Handshake`.
-    ///
-    /// # Errors
-    /// `Unauthenticated`; the text never repeats what was presented.
-    pub fn check(&self, authorization: Option<&[u8]>) -> Result<()> {
-        if !self.closed() {
-            return Ok(());
-        }
-        let presented = bearer(authorization.ok_or_else(missing)?).ok_or_else(malformed)?;
-        if self.is_token(presented) || matches!(self.key.open(presented), Ok(Claim::Session)) {
-            return Ok(());
-        }
-        Err(wrong())
-    }
-
-    /// `Handshake`: a bearer token, or `Basic` credentials whose password is the token; answers with a session token.
-    ///
-    /// # Errors
-    /// `Unauthenticated` for wrong or malformed credentials.
-    pub fn session(&self, authorization: Option<&[u8]>, basic: Option<(&str, &str)>, term: Duration) -> Result<Bytes> {
-        let good = match (basic, authorization) {
-            (Some((_, password)), _) => self.is_token(password.as_bytes()),
-            (None, Some(header)) => match scheme(header) {
-                Some((name, text)) if name.eq_ignore_ascii_case(b"basic") => {
-                    let decoded = base64::engine::general_purpose::STANDARD.decode(text).map_err(|_| malformed())?;
-                    // A password may hold colons, a user name may not.
-                    let colon = decoded.iter().position(|&b| b == b':').ok_or_else(malformed)?;
-                    self.is_token(&decoded[colon + 1..])
-                }
-                Some((name, text)) if name.eq_ignore_ascii_case(b"bearer") => self.check(Some(header)).is_ok() && !text.is_empty(),
-                _ => return Err(malformed()),
-            },
-            (None, None) => return Err(missing()),
-        };
-        if !good {
-            return Err(wrong());
-        }
-        self.key.sign(&Claim::Session, term)
-    }
-}
-
-fn scheme(header: &[u8]) -> Option<(&[u8], &[u8])> {
-    let header = header.trim_ascii();
-    let space = header.iter().position(|&b| b == b' ')?;
-    let text = header[space..].trim_ascii();
-    (!text.is_empty() && !text.contains(&b' ')).then_some((&header[..space], text))
-}
-
-fn bearer(header: &[u8]) -> Option<&[u8]> {
-    scheme(header).filter(|(name, _)| name.eq_ignore_ascii_case(b"bearer")).map(|(_, text)| text)
-}
-
-fn missing() -> Error {
-    Error::new(Kind::Unauthenticated, "this server asks for a token")
-        .with_remedy("give --token, FOREBAY_TOKEN or an `authorization: Bearer` header")
-}
-
-fn malformed() -> Error {
-    Error::new(Kind::Unauthenticated, "malformed `authorization` header").with_remedy("send `authorization: Bearer TOKEN`")
-}
-
-fn wrong() -> Error {
-    Error::new(Kind::Unauthenticated, "wrong token").with_remedy("check --token or FOREBAY_TOKEN against the server's")
 }
 
 fn now_s() -> u64 {

@@ -30,9 +30,10 @@ use tonic::body::Body;
 use tonic::server::NamedService;
 use tonic::{Code, Status};
 
+use crate::auth::Gate;
 use crate::backend::Backend;
 use crate::status::{from_status, to_status};
-use crate::ticket::{Gate, TicketKey};
+use crate::ticket::TicketKey;
 use rpc::Rpc;
 pub use stats::Stats;
 

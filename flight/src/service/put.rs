@@ -17,7 +17,7 @@ use crate::decode::{Decoded, Decoder};
 
 /// Messages up to here are decoded where they arrive; larger ones would hold up other streams.
 const INLINE: usize = 256 << 10;
-const MODES: &[&str] = &["append", "replace"];
+const MODES: &[&str] = &["create", "append", "replace"];
 
 /// Takes one put; the answer is the backend's JSON.
 pub(crate) async fn run(shared: &Arc<Shared>, mut inbound: Streaming<FlightData>) -> Result<PutResult> {
