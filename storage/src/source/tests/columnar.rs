@@ -208,3 +208,31 @@ async fn a_claim_of_a_terabyte_is_refused() {
     bad[at..at + 8].copy_from_slice(&(1_i64 << 40).to_le_bytes());
     assert_says(&source(&spec(Arrow, &["a.arrow"]), &[("a.arrow", &bad)]).await.unwrap_err(), &["a.arrow", "claims more than"]);
 }
+
+/// Files as pyarrow 26 writes them; they must stay readable.
+#[tokio::test]
+async fn files_written_by_pyarrow() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata");
+    for (format, name) in [
+        (Arrow, "pyarrow.arrow"),
+        (Arrow, "pyarrow.arrows"),
+        (Arrow, "pyarrow_zstd.arrow"),
+        (Arrow, "pyarrow_lz4.feather"),
+        (Parquet, "pyarrow.parquet"),
+    ] {
+        let spec = with(spec(format, &[name]), "task_size", json!(100));
+        let taken = take(&spec, &data).await.unwrap();
+        let rows = read(&spec, &taken).await.unwrap();
+        assert_eq!(rows.ids(), [0, 1, 2, 3, 4], "{name}");
+        assert_eq!(rows.texts("i"), some(&["0", "1", "2", "3", "4"]));
+        assert_eq!(rows.texts("u")[4].as_deref(), Some("9223372036854775808"));
+        assert_eq!(rows.texts("s"), vec![Some("a".into()), None, Some("é".into()), Some("日本".into()), Some(String::new())]);
+        assert_eq!(rows.texts("d"), vec![Some("x".into()), Some("y".into()), Some("x".into()), None, Some("y".into())], "{name}");
+        assert_eq!(rows.texts("c")[0].as_deref(), Some("1.25"));
+        assert_eq!(rows.all()["l"].as_list::<i32>().value(4).as_primitive::<Int64Type>().values().to_vec(), [4, 5, 6]);
+        if name != "pyarrow_lz4.feather" {
+            let image = rows.schema.field_with_name("img").unwrap();
+            assert_eq!(image.metadata()["ARROW:extension:name"], "arrow.fixed_shape_tensor", "{name}");
+        }
+    }
+}

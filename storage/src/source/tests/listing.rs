@@ -115,6 +115,9 @@ async fn what_is_not_allowed_is_refused_before_it_is_touched() {
     let error = snapshot(&spec(Csv, &["data/a.csv"]), base, None, &|l| nothing.covers(l)).await.unwrap_err();
     assert_eq!(error.kind, Kind::PermissionDenied);
     assert!(Allow::everything().covers("/etc/passwd"));
+    let schemes = Allow::prefixes(&["/".into(), "s3://".into()]);
+    assert!(schemes.covers("/etc/passwd") && schemes.covers("s3://bucket/x") && !schemes.covers("gs://bucket/x"));
+    assert!(!Allow::prefixes(&["s3://buck".into()]).covers("s3://bucket/x"));
 }
 
 #[tokio::test]
