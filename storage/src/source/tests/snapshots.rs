@@ -156,3 +156,23 @@ async fn a_base_with_odd_bytes_in_its_name() {
         assert_eq!(read(&spec, &taken).await.unwrap().texts("x"), some(&["1"]));
     }
 }
+
+/// Callers box these futures behind async traits and spawn them.
+#[tokio::test]
+async fn futures_can_be_boxed_and_sent() {
+    fn boxed<'a>(
+        spec: &'a SourceSpec,
+        base: &'a str,
+        allow: &'a (dyn Fn(&str) -> bool + Send + Sync),
+    ) -> futures::future::BoxFuture<'a, Result<usize>> {
+        Box::pin(async move {
+            let taken = snapshot(spec, base, None, allow).await?;
+            let schema = super::super::source_schema(spec, &taken).await?;
+            Ok(schema.fields().len())
+        })
+    }
+    let dir = folder(&[("a.csv", b"x\n1\n")]);
+    let base = dir.path().to_str().unwrap().to_owned();
+    let spawned = tokio::spawn(async move { boxed(&spec(Csv, &["a.csv"]), &base, &everything).await });
+    assert_eq!(spawned.await.unwrap().unwrap(), 3);
+}
