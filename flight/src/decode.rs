@@ -113,6 +113,8 @@ fn malformed(what: impl Into<String>) -> Error {
 
 /// A schema of more fields than this is an attack or a mistake.
 const MAX_FIELDS: usize = 20_000;
+/// Rows that a message may claim without any bytes behind them.
+const FREE_ROWS: u64 = 1 << 20;
 
 fn check_claims(data: &FlightData, cap: u64) -> Result<()> {
     let message = root_as_message(&data.data_header).map_err(|e| malformed(format!("message header: {e}")))?;
@@ -148,11 +150,11 @@ fn check_batch(batch: Option<ipc::RecordBatch<'_>>, body: &[u8], cap: u64) -> Re
             );
         }
     }
-    // Rows of no width cost no buffer: they are bounded by what row numbers can say.
-    let rows = batch.nodes().into_iter().flatten().map(|n| n.length()).chain([batch.length()]);
-    for rows in rows {
-        if !(0..=i64::from(i32::MAX)).contains(&rows) {
-            return Err(malformed(format!("a message of {rows} rows")));
+    // Any other row takes a bit at least. Rows of no width (nulls, empty structs) cost the sender nothing and would cost the reader its keys.
+    let most = sum.saturating_mul(8).max(FREE_ROWS).min(i32::MAX as u64);
+    for rows in batch.nodes().into_iter().flatten().map(|n| n.length()).chain([batch.length()]) {
+        if !u64::try_from(rows).is_ok_and(|rows| rows <= most) {
+            return Err(malformed(format!("a message of {sum} bytes claims {rows} rows")));
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use super::*;
-use arrow::array::{DictionaryArray, Int64Array, StringArray};
+use arrow::array::{DictionaryArray, Int64Array, NullArray, StringArray};
 use arrow::datatypes::Int32Type;
 use arrow::ipc::CompressionType;
 use arrow::ipc::writer::{DictionaryTracker, IpcDataGenerator, IpcWriteOptions};
@@ -73,6 +73,19 @@ fn claims_beyond_the_body_are_refused() {
     last.data_body = last.data_body.slice(..last.data_body.len() / 2);
     let error = read(&sent, Decoder::guarded(CAP)).unwrap_err();
     assert!(error.kind == Kind::BadInput && error.message.contains("in a body of"), "{error}");
+}
+
+#[test]
+fn rows_without_bytes_are_few() {
+    for (rows, good) in [(1 << 20, true), (1 << 30, false)] {
+        let batch = RecordBatch::try_from_iter(vec![("n", Arc::new(NullArray::new(rows)) as ArrayRef)]).unwrap();
+        let mut encoder = crate::encode::Encoder::new(&batch.schema()).unwrap();
+        let mut sent = vec![encoder.schema_message().into_flight_data(None)];
+        sent.extend(encoder.plain(&batch).unwrap().map(|m| m.unwrap().into_flight_data(None)).take(1));
+        let mut decoder = Decoder::guarded(CAP);
+        decoder.push(sent.remove(0)).unwrap();
+        assert_eq!(decoder.push(sent.remove(0)).is_ok(), good, "{rows}");
+    }
 }
 
 #[test]
