@@ -25,7 +25,7 @@ pub(super) fn apply(state: &mut State, change: &Change, at_ms: i64) {
     match change {
         Change::ConsumerJoined { consumer, rank, acks_by_action, .. } => {
             let at = job.ended;
-            let new = Consumer { rank: *rank, acks_by_action: *acks_by_action, at, joined_ms: at_ms };
+            let new = Consumer { rank: *rank, acks_by_action: *acks_by_action, at, fed: None, joined_ms: at_ms };
             job.consumers.entry(consumer.clone()).or_insert(new);
         }
         Change::ConsumerGone { consumer, reason, .. } => {
@@ -48,6 +48,10 @@ pub(super) fn apply(state: &mut State, change: &Change, at_ms: i64) {
             let span = Span { from: *from, to: *to, state: VisitState::Granted, stream: Some(*stream), at_ms, reason: None };
             if let Some(pass) = job.passes.get_mut(pass) {
                 pass.change(&mut job.streams, *window, |w, tally| w.spans.cover(span, tally));
+            }
+            let consumer = job.streams.get(stream).map(|s| &s.consumer);
+            if let Some(consumer) = consumer.and_then(|c| job.consumers.get_mut(c)) {
+                consumer.fed = Some(*pass);
             }
         }
         Change::Sent { pass, stream, batches, .. } => sent(job, *pass, *stream, batches, at_ms),

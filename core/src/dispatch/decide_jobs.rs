@@ -12,6 +12,8 @@ use crate::error::{Error, Kind, Result};
 use crate::ids::{ConsumerName, EpochId, Incarnation, JobName, PassId, WindowId, WorkerName};
 use crate::job::{ConsumerSettings, JobSettings};
 
+/// How long after a pass began each consumer that joined finds a batch of it, however fast the others are.
+const RESERVE_MS: u64 = 1_000;
 /// Failures in a row of planning a pass after which the job fails.
 const SHAPE_TRIES: u32 = 6;
 
@@ -196,6 +198,7 @@ pub(super) fn pass_shaped(d: &mut Deciding<'_>, name: JobName, incarnation: Inca
         Ok(PassAnswer::Shape(shape)) => {
             d.volatile.succeeded(&work);
             d.volatile.wants_pass.remove(&name);
+            d.volatile.reserved_until.insert(name.clone(), d.now.mono_ms + RESERVE_MS);
             d.job_changed(&name);
             d.push(Change::PassStarted { job: name, pass, shape });
         }

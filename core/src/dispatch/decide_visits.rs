@@ -78,7 +78,11 @@ fn grant(d: &mut Deciding<'_>, job: &Job, (pass_id, pass): (PassId, &Pass), (id,
     d.reply(Reply::Wait);
     // Half of an even share of what is left: consumers that come a little later, or are faster, still find something.
     let share = pass.pending() / (2 * (job.consumers.len() as u64).max(1));
-    let mut block = share.clamp(1, most);
+    let free = pass.pending().saturating_sub(reserved(d, job, pass_id, stream));
+    if free == 0 {
+        return;
+    }
+    let mut block = share.clamp(1, most).min(free);
     if stream.acks {
         let held: u64 = job.streams.values().filter(|s| s.acks && s.worker == stream.worker).map(|s| s.held).sum();
         // A stream that holds nothing always gets one batch, or paused consumers could starve the others.
@@ -111,6 +115,16 @@ fn grant(d: &mut Deciding<'_>, job: &Job, (pass_id, pass): (PassId, &Pass), (id,
         attempt,
         batches: pass.batch(window, from).0..pass.batch(window, to).0,
     })));
+}
+
+/// Batches of a young pass that are kept for others: one for each consumer that joined and got nothing of it yet. A small pass would be over
+/// before they read their first. Whoever got nothing is served before the others' share is counted.
+fn reserved(d: &Deciding<'_>, job: &Job, pass: PassId, stream: &Stream) -> u64 {
+    let fed = |name: &ConsumerName| job.consumers.get(name).is_none_or(|c| c.fed == Some(pass));
+    if !d.volatile.reserved_until.contains_key(&job.settings.job) || !fed(&stream.consumer) {
+        return 0;
+    }
+    job.consumers.keys().filter(|name| !fed(name)).count() as u64
 }
 
 /// A window with pending batches for a worker: one that it holds, else one that nobody holds, with the attempt of its new lease.

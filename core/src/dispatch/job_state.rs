@@ -300,6 +300,9 @@ pub struct Consumer {
     pub acks_by_action: bool,
     /// Which of the job's passes, by place in their sequence, it is in.
     pub at: u32,
+    /// The last pass of which it was granted something.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fed: Option<PassId>,
     pub joined_ms: i64,
 }
 

@@ -91,6 +91,12 @@ fn retry(d: &mut Deciding<'_>) {
         };
     }
     v.dirty_jobs.extend(v.unwritten_since.keys().cloned());
+    // Who waited for what was reserved may have it now.
+    let over: Vec<_> = v.reserved_until.iter().filter(|(_, until)| **until <= now).map(|(job, _)| job.clone()).collect();
+    for job in over {
+        d.volatile.reserved_until.remove(&job);
+        d.job_changed(&job);
+    }
 }
 
 fn due_dataset(d: &mut Deciding<'_>, name: &DatasetName) {

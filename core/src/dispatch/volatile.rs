@@ -63,6 +63,8 @@ pub struct Volatile {
     pub(super) waiting_for_epoch: BTreeSet<JobName>,
     /// Jobs whose visits go to the ledger now, however few or recently lost.
     pub(super) flush_now: BTreeSet<JobName>,
+    /// Until when the pass that a job has begun keeps a batch for each consumer that got none of it.
+    pub(super) reserved_until: BTreeMap<JobName, u64>,
     /// Lost batches of a job stay open to late reports until then.
     pub(super) late_until: BTreeMap<JobName, u64>,
     /// Since when a job has had closed windows that are not in the ledger.
@@ -135,7 +137,7 @@ impl Volatile {
         for memory in [&mut self.wants_pass, &mut self.waiting_for_epoch, &mut self.flush_now] {
             memory.remove(job);
         }
-        for memory in [&mut self.idle_since, &mut self.late_until, &mut self.unwritten_since] {
+        for memory in [&mut self.idle_since, &mut self.late_until, &mut self.unwritten_since, &mut self.reserved_until] {
             memory.remove(job);
         }
         self.consumers.retain(|(of, _), _| of != job);

@@ -79,6 +79,30 @@ fn two_plain_consumers_share_a_small_pass_and_both_get_some() {
 }
 
 #[test]
+fn a_young_pass_keeps_a_batch_for_everybody_who_joined() {
+    let mut world = World::new();
+    let s = settings("j", "digits", 250, Passes::All);
+    let a = world.open(&s, "a", 1).unwrap();
+    let b = world.open(&s, "b", 1).unwrap();
+    world.open(&s, "c", 1).unwrap();
+    let sa = world.stream(&a, "a", "w", false);
+    let mut got = 0;
+    while let Some(Granted::Batches(grant)) = world.grant(&a.job, sa, 9, 1_000).unwrap() {
+        got += grant.batches.count();
+    }
+    assert_eq!(got, 2, "two of the four batches are for the others");
+    let sb = world.stream(&b, "b", "w", false);
+    assert_eq!(batches(world.grant(&b.job, sb, 9, 0).unwrap()).count(), 1);
+    // The third one never reads: a second later its batch is anybody's.
+    assert_eq!(world.grant(&a.job, sa, 9, 0).unwrap(), None);
+    world.actions.clear();
+    world.pass_time(1_000);
+    assert!(world.actions.contains(&Action::JobChanged(a.job.clone())), "nobody wakes the one who waits");
+    assert_eq!(batches(world.grant(&a.job, sa, 9, 0).unwrap()).count(), 1);
+    assert_eq!(world.grant(&a.job, sa, 9, 0).unwrap(), Some(Granted::EndOfJob));
+}
+
+#[test]
 fn a_finished_job_says_so_and_starts_again_only_on_request() {
     let mut world = World::new();
     let s = settings("j", "digits", 10, Passes::All);
