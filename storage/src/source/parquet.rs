@@ -1,6 +1,7 @@
 //! Reading Parquet: schema, row groups, rows. Also what Parquet and Arrow files share: keys by row position, and the check of columns.
 
 use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use arrow::compute::concat_batches;
 use arrow::datatypes::{Field, SchemaRef};
 use forebay_core::source::{Piece, SourceFile};
 use forebay_core::{Error, Result};
@@ -44,11 +45,14 @@ pub(super) struct ColumnarReader {
     options: Options,
     limits: Limits,
     first: String,
+    /// Small batches that wait to be put together, so that many small files don't make many small batches.
+    pending: Vec<RecordBatch>,
+    pending_bytes: usize,
 }
 
 impl ColumnarReader {
     pub(super) fn new(schema: SchemaRef, options: Options, limits: Limits, first: String) -> Self {
-        Self { schema, options, limits, first }
+        Self { schema, options, limits, first, pending: Vec::new(), pending_bytes: 0 }
     }
 
     fn own(&self) -> &[Arc<Field>] {
@@ -61,27 +65,50 @@ impl ColumnarReader {
     }
 
     /// Adds keys to rows that begin at `row` of a file and hands them on in bounded batches.
-    pub(super) fn send(&self, batch: &RecordBatch, places: &[usize], file: &SourceFile, row: u64, emit: &mut Emit) -> Result<(), Stop> {
+    pub(super) fn send(&mut self, batch: &RecordBatch, places: &[usize], file: &SourceFile, row: u64, emit: &mut Emit) -> Result<(), Stop> {
         let mut start = 0;
+        let average = (batch.get_array_memory_size() / batch.num_rows().max(1)).max(1);
         while start < batch.num_rows() {
-            let length = self.fitting(batch, start);
-            let part = batch.slice(start, length);
-            emit.send(self.keyed(&part, places, file, row + start as u64)?)?;
+            let length = self.fitting(batch.num_rows() - start, average);
+            let part = self.keyed(&batch.slice(start, length), places, file, row + start as u64)?;
+            self.gather(part, average * length, emit)?;
             start += length;
         }
         Ok(())
     }
 
-    /// How many rows from `start` on fit a batch, by their average size.
-    fn fitting(&self, batch: &RecordBatch, start: usize) -> usize {
-        let left = batch.num_rows() - start;
-        let average = (batch.get_array_memory_size() / batch.num_rows().max(1)).max(1);
+    fn gather(&mut self, batch: RecordBatch, bytes: usize, emit: &mut Emit) -> Result<(), Stop> {
+        let rows: usize = self.pending.iter().map(RecordBatch::num_rows).sum();
+        if rows + batch.num_rows() > self.limits.batch_rows || self.pending_bytes + bytes > self.limits.batch_bytes {
+            self.flush(emit)?;
+        }
+        let large = batch.num_rows() * 2 >= self.limits.batch_rows || bytes * 2 >= self.limits.batch_bytes;
+        if large && self.pending.is_empty() {
+            return emit.send(SourceBatch { batch, bad: Vec::new() });
+        }
+        self.pending.push(batch);
+        self.pending_bytes += bytes;
+        Ok(())
+    }
+
+    fn flush(&mut self, emit: &mut Emit) -> Result<(), Stop> {
+        self.pending_bytes = 0;
+        let pending = std::mem::take(&mut self.pending);
+        if pending.is_empty() {
+            return Ok(());
+        }
+        let batch = concat_batches(&self.schema, &pending).map_err(|e| Error::internal(format!("putting source rows together: {e}")))?;
+        emit.send(SourceBatch { batch, bad: Vec::new() })
+    }
+
+    /// How many of the rows that are left fit a batch, by their average size.
+    fn fitting(&self, left: usize, average: usize) -> usize {
         let fits = (self.limits.batch_bytes / average).clamp(1, self.limits.batch_rows);
         // A rest that is nearly a batch goes along rather than on its own.
         if left <= fits + fits / 4 { left } else { fits }
     }
 
-    fn keyed(&self, batch: &RecordBatch, places: &[usize], file: &SourceFile, row: u64) -> Result<SourceBatch> {
+    fn keyed(&self, batch: &RecordBatch, places: &[usize], file: &SourceFile, row: u64) -> Result<RecordBatch> {
         let base = file.id_base + i64::try_from(row).unwrap_or(i64::MAX);
         let rows = i64::try_from(batch.num_rows()).unwrap_or(i64::MAX);
         let mut columns: Vec<ArrayRef> = vec![
@@ -89,12 +116,10 @@ impl ColumnarReader {
             Arc::new(StringArray::from_iter_values(std::iter::repeat_n(file.path.as_str(), batch.num_rows()))),
         ];
         columns.extend(places.iter().map(|at| batch.column(*at).clone()));
-        let batch = RecordBatch::try_new(self.schema.clone(), columns);
-        let batch = batch.map_err(|e| {
+        RecordBatch::try_new(self.schema.clone(), columns).map_err(|e| {
             Error::bad_input(format!("`{}` doesn't fit the columns of `{}`: {e}", file.path, self.first))
                 .with_remedy("give all files of a source the same columns and types")
-        })?;
-        Ok(SourceBatch { batch, bad: Vec::new() })
+        })
     }
 }
 
@@ -135,15 +160,15 @@ impl Reader for ColumnarReader {
         Ok(())
     }
 
-    fn finish(&mut self, _: &mut Emit) -> Result<(), Stop> {
-        Ok(())
+    fn finish(&mut self, emit: &mut Emit) -> Result<(), Stop> {
+        self.flush(emit)
     }
 }
 
 impl ColumnarReader {
     /// `group`: its index, and the row of the file that it begins with.
     fn group(
-        &self,
+        &mut self,
         blob: &Blob,
         opened: &ArrowReaderMetadata,
         group: (usize, u64),

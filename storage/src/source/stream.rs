@@ -120,5 +120,6 @@ fn run(
         }
         blob.verify()?;
     }
+    columnar.finish(emit)?;
     text.finish(emit)
 }

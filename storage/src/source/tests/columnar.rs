@@ -79,6 +79,35 @@ async fn large_files_divide_by_row_groups_and_batches_are_bounded() {
 }
 
 #[tokio::test]
+async fn many_small_files_make_few_batches() {
+    for (format, end) in [(Parquet, "parquet"), (Arrow, "arrow"), (Arrow, "arrows")] {
+        let contents: Vec<(String, Vec<u8>)> = (0..40)
+            .map(|n| {
+                let batches = [batch(n * 3, 2), batch(n * 3 + 2, 1)];
+                let bytes = match end {
+                    "parquet" => parquet(&batches, 2),
+                    "arrow" => ipc_file(&batches, None),
+                    _ => ipc_stream(&batches),
+                };
+                (format!("{n:02}.{end}"), bytes)
+            })
+            .collect();
+        let files: Vec<(&str, &[u8])> = contents.iter().map(|(n, b)| (n.as_str(), b.as_slice())).collect();
+        let dir = folder(&files);
+        let spec = spec(format, &[&format!("*.{end}")]);
+        let taken = take(&spec, dir.path()).await.unwrap();
+        let rows = read(&spec, &taken).await.unwrap();
+        assert_eq!(rows.batches.len(), 1, "{end}");
+        assert_eq!(rows.ids(), (0..120).collect::<Vec<_>>());
+        assert_eq!(rows.all()["n"].as_primitive::<Int64Type>().values().to_vec(), rows.ids());
+        assert_eq!(rows.texts("_source")[119].as_deref(), Some(format!("39.{end}").as_str()));
+        let rows = read_with(&spec, &taken, Limits { batch_rows: 7, ..Limits::default() }).await.unwrap();
+        assert!(rows.batches.iter().all(|b| b.num_rows() <= 7) && rows.batches.len() < 30, "{}", rows.batches.len());
+        assert_eq!(rows.ids(), (0..120).collect::<Vec<_>>());
+    }
+}
+
+#[tokio::test]
 async fn a_row_of_100_mb() {
     let big = "y".repeat(100 << 20);
     let t: ArrayRef = Arc::new(StringArray::from(vec!["a", &big, "b"]));
