@@ -1,4 +1,6 @@
 //! Resizing, by a crate made for it; antialiased where an image shrinks, as Pillow and torchvision do.
+//!
+//! Channels are resized independently: a tensor does not say whether its last one is alpha.
 
 use arrow::datatypes::ToByteSlice;
 use datafusion::common::{DataFusionError, Result, exec_err, plan_err};
@@ -97,7 +99,7 @@ impl Resizing {
         let kind = pixel_type(T::ELEMENT, image.dims.channels())?;
         let source =
             ImageRef::new(length(image.dims.width())?, length(image.dims.height())?, bytes_of(image.data), kind).map_err(failed)?;
-        let options = ResizeOptions::new().resize_alg(method.algorithm()).crop(
+        let options = ResizeOptions::new().use_alpha(false).resize_alg(method.algorithm()).crop(
             area.left as f64,
             area.top as f64,
             area.width as f64,
