@@ -1,7 +1,7 @@
 //! Measures the wire by itself: a window of images in memory, gathered and sent as a job, without an engine behind it.
 //!
 //! `wire_bench serve [PORT]` serves the same rows on two ports: PORT with our own framing, PORT+1 through prost (one more copy). Any Flight
-//! client can read `{"dataset":"images"}` from either. `wire_bench read ADDRESS [ROUNDS]` is such a client.
+//! client can read `{"dataset":"images"}` from either. `wire_bench read ADDRESS [ROUNDS]` is such a client. `FOREBAY_TOKEN` guards the first.
 
 use arrow::array::{ArrayRef, FixedSizeListArray, Int64Array, RecordBatch, UInt8Array};
 use arrow::datatypes::{DataType, Field, SchemaRef};
@@ -239,12 +239,12 @@ async fn run_server(port: u16) -> Result<()> {
     let service = FlightServiceServer::new(Prost(window.clone()));
     tokio::spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(prost));
     println!("own framing: grpc://127.0.0.1:{port}  prost: grpc://127.0.0.1:{}", port + 1);
-    let flight = Flight::new(Arc::new(window), ServiceConfig::new(TicketKey::random(), None));
+    let flight = Flight::new(Arc::new(window), ServiceConfig::new(TicketKey::random(), std::env::var("FOREBAY_TOKEN").ok()));
     serve(ours, flight, Limits::default(), std::future::pending()).await
 }
 
 async fn run_client(address: String, rounds: usize) -> Result<()> {
-    let client = Client::connect(&[address], None).await?;
+    let client = Client::connect(&[address], std::env::var("FOREBAY_TOKEN").ok()).await?;
     for _ in 0..rounds {
         let start = Instant::now();
         let job = client.open_job("{\"dataset\":\"images\"}").await?;
