@@ -12,6 +12,7 @@ use forebay_storage::owner::OwnerRecord;
 use forebay_storage::root::Root;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -126,7 +127,7 @@ impl Dispatcher {
         }
     }
 
-    /// Follows a dataset's run; the value at hand is its status now.
+    /// Follows a dataset's run. Its status now counts as the first change.
     ///
     /// # Errors
     /// `Unavailable` when the dispatcher has ended.
@@ -329,6 +330,11 @@ impl Dispatcher {
     /// `Unavailable` when the dispatcher has ended.
     pub async fn worker_gone(&self, worker: &WorkerName) -> Result<()> {
         self.done(Event::WorkerGone { worker: worker.clone() }).await
+    }
+
+    /// How often a check found an invariant broken: a bug, and a metric.
+    pub fn violations(&self) -> u64 {
+        self.shared.violations.load(Ordering::Relaxed)
     }
 
     /// The whole durable state and what goes with it, for the system tables.

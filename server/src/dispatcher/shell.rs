@@ -12,6 +12,7 @@ use forebay_storage::root::Root;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -68,6 +69,8 @@ type TaskKey = (DatasetName, EpochId, TaskId, Attempt);
 pub(super) struct Shared {
     progress: Mutex<BTreeMap<TaskKey, (TaskLease, u64, u64)>>,
     live: Mutex<BTreeSet<dispatch::RunId>>,
+    /// Checks that found an invariant broken.
+    pub violations: AtomicU64,
 }
 
 impl Shared {
@@ -283,7 +286,7 @@ impl Shell {
 
     /// Makes a step durable, then answers and acts.
     async fn finish(&mut self, step: Step) -> Result<()> {
-        self.check();
+        self.check(false);
         if !step.entries.is_empty() {
             let encoded = step.entries.iter().map(|e| Ok(Bytes::from(e.encode()?))).collect::<Result<Vec<_>>>()?;
             self.since_compaction += encoded.len() as u64;
@@ -327,6 +330,7 @@ impl Shell {
     }
 
     async fn compact(&mut self, upto: u64) -> Result<()> {
+        self.check(true);
         let state = serde_json::to_vec(&self.state).map_err(|e| Error::internal(format!("the state could not be encoded: {e}")))?;
         self.journal.compact(upto, state.into()).await?;
         self.since_compaction = 0;
@@ -345,16 +349,22 @@ impl Shell {
         })
     }
 
+    /// The status at hand counts as a change, so that whoever waits for one misses none that came before it asked.
     fn watch(&mut self, dataset: &DatasetName) -> watch::Receiver<RunStatus> {
         let status = self.status(dataset);
-        match self.watches.get(dataset) {
-            Some(sender) => sender.subscribe(),
+        let mut receiver = match self.watches.get(dataset) {
+            Some(sender) => {
+                sender.send_replace(status);
+                sender.subscribe()
+            }
             None => {
                 let (sender, receiver) = watch::channel(status);
                 self.watches.insert(dataset.clone(), sender);
                 receiver
             }
-        }
+        };
+        receiver.mark_changed();
+        receiver
     }
 
     fn tell_watchers(&mut self, dataset: &DatasetName) {
@@ -365,15 +375,15 @@ impl Shell {
         }
     }
 
-    /// Broken invariants are bugs: debug builds look after every step while that is cheap.
-    fn check(&self) {
+    /// Broken invariants are bugs: debug builds look after every step while that is cheap, release builds when the state is written down.
+    fn check(&self, written_down: bool) {
         let windows: usize = self.state.jobs.values().flat_map(|j| j.passes.values()).map(|p| p.windows.len()).sum();
         let tasks: usize =
             self.state.datasets.values().filter_map(|d| d.run.as_ref()).flat_map(|r| r.epochs.values()).map(|e| e.tasks.len()).sum();
-        if cfg!(debug_assertions)
-            && windows + tasks <= CHECKED_SIZE
+        if (written_down || (cfg!(debug_assertions) && windows + tasks <= CHECKED_SIZE))
             && let Err(violation) = dispatch::check(&self.state)
         {
+            self.shared.violations.fetch_add(1, Ordering::Relaxed);
             tracing::error!(%violation, "an invariant does not hold");
         }
     }

@@ -34,6 +34,10 @@ async fn a_run_is_worked_off_published_and_not_repeated() {
     let status = finished(&leader.dispatcher, "digits").await;
     assert_eq!((status.state, status.published.len(), status.progress.rows), (RunState::Done, 2, 80));
     assert!(!leader.dispatcher.report_progress(&lease, 9, 90).await, "a run that is over still wants rows");
+    // Whoever asks after the end hears of it at once.
+    let mut late = leader.dispatcher.watch_run(&dataset("digits")).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(5), late.changed()).await.unwrap().unwrap();
+    assert_eq!((late.borrow().state, leader.dispatcher.violations()), (RunState::Done, 0));
     let again = leader.dispatcher.start_run(request("digits", "f", 4, 2)).await.unwrap();
     assert_eq!((again.state, again.version.map(|v| v.0)), (RunState::AlreadyMaterialized, Some(1)));
     let changed = leader.dispatcher.start_run(request("digits", "g", 4, 2)).await.unwrap_err();
