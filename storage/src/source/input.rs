@@ -17,6 +17,7 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 
 use super::path;
+use crate::root::{Root, redact};
 
 /// Bytes of one range request.
 const REMOTE_CHUNK: u64 = 8 << 20;
@@ -35,25 +36,21 @@ impl Stores {
         Self { handle: Handle::current(), open: Arc::default() }
     }
 
-    /// The store of a URL and the key in it. Credentials and endpoints come from the environment.
-    pub(super) fn find(&self, location: &str) -> Result<(Arc<dyn ObjectStore>, Key)> {
-        let fail = |e: &dyn std::fmt::Display| Error::bad_input(format!("`{location}`: {e}"));
+    /// The store of a URL and the key in it, set up as a root's store is: credentials and endpoints from the environment, timeouts, retries.
+    pub(super) async fn find(&self, location: &str) -> Result<(Arc<dyn ObjectStore>, Key)> {
         let (scheme, rest) = location.split_once("://").unwrap_or(("", location));
         let (authority, key) = rest.split_once('/').unwrap_or((rest, ""));
-        let key = Key::parse(key).map_err(|e| fail(&e))?;
+        let key = Key::parse(key).map_err(|e| Error::bad_input(format!("`{location}`: {e}")))?;
         let id = format!("{scheme}://{authority}");
-        if let Some(store) = self.open.lock().get(&id) {
-            return Ok((store.clone(), key));
+        let known = self.open.lock().get(&id).cloned();
+        if let Some(store) = known {
+            return Ok((store, key));
         }
         #[cfg(test)]
         if scheme == "memory" {
             return Ok((super::tests::memory_store(authority), key));
         }
-        let url = url::Url::parse(&format!("{id}/")).map_err(|e| fail(&e))?;
-        let settings = std::env::vars().filter(|(k, _)| ["AWS_", "GOOGLE_", "AZURE_"].iter().any(|p| k.starts_with(p)));
-        let settings = settings.map(|(k, v)| (k.to_ascii_lowercase(), v));
-        let (store, _) = object_store::parse_url_opts(&url, settings).map_err(|e| fail(&e))?;
-        let store: Arc<dyn ObjectStore> = Arc::from(store);
+        let store = Root::open(&id, false).await.map_err(|e| e.context(format!("the source `{location}`")))?.store();
         self.open.lock().insert(id, store.clone());
         Ok((store, key))
     }
@@ -116,7 +113,7 @@ impl Blob {
         let location = path::absolute(base, &file.path);
         let name = file.path.clone();
         let (kind, modified_us) = if path::is_url(&location) {
-            let (store, key) = stores.find(&location)?;
+            let (store, key) = stores.handle.block_on(stores.find(&location))?;
             let meta = stores.handle.block_on(store.head(&key)).map_err(|e| remote_error(&name, &e))?;
             if meta.size != file.size || remote_stamp(&meta) != file.stamp {
                 return Err(changed(&name));
@@ -177,11 +174,23 @@ impl Blob {
                 file.read_exact_at(&mut buffer, start)?;
                 Ok(buffer.into())
             }
+            Place::Remote { .. } if len > REMOTE_CHUNK => {
+                // One request of any size would meet the time limit of a request.
+                let mut buffer = Vec::with_capacity(usize::try_from(len).map_err(|_| past())?);
+                let mut at = start;
+                while at < start + len {
+                    let chunk = self.bytes(at, REMOTE_CHUNK.min(start + len - at))?;
+                    at += chunk.len() as u64;
+                    buffer.extend_from_slice(&chunk);
+                }
+                Ok(buffer.into())
+            }
             Place::Remote { store, key, handle, etag } => {
                 let options =
                     GetOptions { range: Some(GetRange::Bounded(start..start + len)), if_match: etag.clone(), ..GetOptions::default() };
                 let read = async { store.get_opts(key, options).await?.bytes().await };
-                handle.block_on(read).map_err(|e| io::Error::other(remote_error(self.name(), &e)))
+                let bytes = handle.block_on(read).map_err(|e| io::Error::other(remote_error(self.name(), &e)))?;
+                if bytes.len() as u64 == len { Ok(bytes) } else { Err(io::Error::other(changed(self.name()))) }
             }
         }
     }
@@ -216,9 +225,9 @@ fn remote_error(name: &str, error: &object_store::Error) -> Error {
         object_store::Error::NotFound { .. } => gone(name),
         object_store::Error::Precondition { .. } => changed(name),
         object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
-            Error::new(Kind::PermissionDenied, format!("reading `{name}`: {error}"))
+            Error::new(Kind::PermissionDenied, format!("reading `{name}`: {}", redact(&error.to_string())))
         }
-        _ => Error::new(Kind::Unavailable, format!("reading `{name}`: {error}")),
+        _ => Error::new(Kind::Unavailable, format!("reading `{name}`: {}", redact(&error.to_string()))),
     }
 }
 

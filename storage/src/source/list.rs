@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use super::input::{self, Stores};
 use super::path;
+use crate::root::redact;
 
 pub(super) type AllowFn<'a> = &'a (dyn Fn(&str) -> bool + Send + Sync);
 
@@ -322,12 +323,13 @@ async fn remote(location: &str, format: SourceFormat, stores: &Stores, allow: Al
     let literal = names.iter().take_while(|n| !is_pattern(n)).count();
     let start = format!("{authority}/{}", names[..literal].join("/"));
     check(start.trim_end_matches('/'), allow)?;
-    let (store, prefix) = stores.find(start.trim_end_matches('/'))?;
+    let (store, prefix) = stores.find(start.trim_end_matches('/')).await?;
     let fail = |e: object_store::Error| match e {
         object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
-            Error::new(Kind::PermissionDenied, format!("`{location}`: {e}")).with_remedy("check the store's credentials in the environment")
+            Error::new(Kind::PermissionDenied, format!("`{location}`: {}", redact(&e.to_string())))
+                .with_remedy("check the store's credentials in the environment")
         }
-        e => Error::new(Kind::Unavailable, format!("`{location}`: {e}")),
+        e => Error::new(Kind::Unavailable, format!("`{location}`: {}", redact(&e.to_string()))),
     };
     let found = |meta: &object_store::ObjectMeta| Found { size: meta.size, stamp: input::remote_stamp(meta) };
     if literal == names.len() && !prefix.as_ref().is_empty() {

@@ -97,13 +97,8 @@ pub(super) fn base_location(base: &str) -> Result<String> {
 
 const SCHEMES: &[&str] = &[
     "s3",
-    "s3a",
     "gs",
     "az",
-    "adl",
-    "abfs",
-    "abfss",
-    "azure",
     #[cfg(test)]
     "memory",
 ];
@@ -116,7 +111,7 @@ fn file_path(url: &str) -> &str {
 fn clean_url(url: &str) -> Result<String> {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-    if authority.contains('@') && !scheme.starts_with("abfs") {
+    if authority.contains('@') {
         return Err(
             Error::bad_input("a source URL may not carry credentials").with_remedy("put them into the store's environment variables")
         );

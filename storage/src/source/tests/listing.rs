@@ -151,6 +151,12 @@ async fn remote_files_read_as_local_ones() {
     assert_eq!((found.files[0].path.as_str(), found.tasks.len() > 3), ("raw/a.csv", true));
     let rows = read(&spec, &found).await.unwrap();
     assert_eq!((rows.ids().len(), rows.bad.len()), (5000, 0));
+    // A file larger than one request.
+    let large = vec![5; (17 << 20) + 3];
+    store.put(&Key::from("large/a.bin"), large.clone().into()).await.unwrap();
+    let whole = super::spec(Files, &["memory://remote/large/a.bin"]);
+    let found_large = snapshot(&whole, "/base", None, &everything).await.unwrap();
+    assert_eq!(read(&whole, &found_large).await.unwrap().all()["content"].as_binary::<i32>().value(0), large);
     // The same size and another content.
     store.put(&Key::from("raw/a.csv"), big.replace("row", "cow").into_bytes().into()).await.unwrap();
     assert_says(&read(&spec, &found).await.unwrap_err(), &["raw/a.csv", "changed"]);
