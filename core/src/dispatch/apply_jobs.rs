@@ -120,15 +120,17 @@ fn sent(job: &mut Job, pass: PassId, stream: StreamId, batches: &[(BatchId, u64)
 
 fn acknowledged(job: &mut Job, pass: PassId, consumer: &ConsumerName, batches: &[(BatchId, Option<u64>)], at_ms: i64) {
     let Some(pass) = job.passes.get_mut(&pass) else { return };
-    let mine: BTreeSet<_> = job.streams.iter().filter(|(_, s)| s.consumer == *consumer).map(|(id, _)| *id).collect();
     for (batch, digest) in batches {
         let (id, at) = pass.place(*batch);
+        let stream = pass.windows.get(&id).and_then(|w| w.spans.get(at)).and_then(|s| s.stream);
+        if stream.and_then(|s| job.streams.get(&s)).is_none_or(|s| s.consumer != *consumer) {
+            continue;
+        }
         pass.change(&mut job.streams, id, |window, tally| {
             let moved = window.spans.change(at, at + 1, at_ms, tally, |span| {
-                let mine = span.stream.is_some_and(|s| mine.contains(&s));
                 // A late report moves lost to acknowledged.
                 let taken = matches!(span.state, VisitState::Granted | VisitState::Sent | VisitState::Lost);
-                (mine && taken).then_some((VisitState::Acknowledged, None))
+                taken.then_some((VisitState::Acknowledged, None))
             });
             if let (true, Some(digest)) = (moved > 0, digest) {
                 window.set_digest(at, *digest);

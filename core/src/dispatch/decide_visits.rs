@@ -84,13 +84,10 @@ fn grant(d: &mut Deciding<'_>, job: &Job, (pass_id, pass): (PassId, &Pass), (id,
     }
     let mut block = share.clamp(1, most).min(free);
     if stream.acks {
-        let held: u64 = job.streams.values().filter(|s| s.acks && s.worker == stream.worker).map(|s| s.held).sum();
-        // A stream that holds nothing always gets one batch, or paused consumers could starve the others.
-        let room = (WINDOWS_IN_FLIGHT * pass.batches_per_window()).saturating_sub(held).max(u64::from(stream.held == 0));
-        if room == 0 {
+        block = block.min(room_of(job, pass, stream));
+        if block == 0 {
             return;
         }
-        block = block.min(room);
     }
     let Some((window, lease)) = find_window(pass, &stream.worker) else { return };
     let (size, attempt) = (pass.window_size(window), lease.unwrap_or_default());
@@ -117,14 +114,26 @@ fn grant(d: &mut Deciding<'_>, job: &Job, (pass_id, pass): (PassId, &Pass), (id,
     })));
 }
 
+/// How many more batches a worker may have in flight to acknowledging consumers.
+fn room_of(job: &Job, pass: &Pass, stream: &Stream) -> u64 {
+    let most = WINDOWS_IN_FLIGHT * pass.batches_per_window();
+    // The job's open batches bound the worker's, and are known without looking at every stream.
+    let mut held = job.open_visits();
+    if held >= most {
+        held = job.streams.values().filter(|s| s.acks && s.worker == stream.worker).map(|s| s.held).sum();
+    }
+    // A stream that holds nothing always gets one batch, or paused consumers could starve the others.
+    most.saturating_sub(held).max(u64::from(stream.held == 0))
+}
+
 /// Batches of a young pass that are kept for others: one for each consumer that joined and got nothing of it yet. A small pass would be over
 /// before they read their first. Whoever got nothing is served before the others' share is counted.
 fn reserved(d: &Deciding<'_>, job: &Job, pass: PassId, stream: &Stream) -> u64 {
-    let fed = |name: &ConsumerName| job.consumers.get(name).is_none_or(|c| c.fed == Some(pass));
-    if !d.volatile.reserved_until.contains_key(&job.settings.job) || !fed(&stream.consumer) {
+    let fed = job.consumers.get(&stream.consumer).is_none_or(|c| c.fed == Some(pass));
+    if !fed || !d.volatile.reserved_until.contains_key(&job.settings.job) {
         return 0;
     }
-    job.consumers.keys().filter(|name| !fed(name)).count() as u64
+    job.consumers.values().filter(|c| c.fed != Some(pass)).count() as u64
 }
 
 /// A window with pending batches for a worker: one that it holds, else one that nobody holds, with the attempt of its new lease.
