@@ -15,6 +15,7 @@ use forebay_core::dispatch::{PassAnswer, VisitState};
 use forebay_core::ids::{ConsumerName, DatasetName, EpochId, PassId, VersionId, WorkerName};
 use forebay_core::job::{ConsumerSettings, End as JobEnd, JobSettings, Passes};
 use forebay_core::plan::{Bitmap, Selection};
+use forebay_core::random::Rng;
 use forebay_core::{Error, Kind, Result};
 use forebay_flight::api::{BatchMeta, ConsumerMessage, End};
 use forebay_flight::backend::{BatchPart, JobEvent, JobStream};
@@ -416,6 +417,59 @@ async fn memory_in_use_stays_within_two_windows_of_a_stream() {
     // Decoded rows of two windows with the row groups on their edges, and a place for each row.
     assert!(bytes > 8 * settings.window, "the dataset is much larger than a window");
     assert!(most > 0 && most < 8 * settings.window, "{most} of {bytes} bytes");
+}
+
+/// One consumer's life: streams that end well, break off, or stop reading, until the job is over. Yields what it received.
+async fn live(running: Arc<Running>, settings: JobSettings, name: String, seed: u64) -> Vec<BatchMeta> {
+    let mut rng = Rng::new(seed);
+    let mut got = Vec::new();
+    let acks = if rng.below(2) == 0 { Acks::AtEnd } else { Acks::Stream };
+    loop {
+        let consumer = ConsumerSettings { consumer: ConsumerName(name.clone()), rank: None, acks_by_action: false, restart: false };
+        let Ok(opened) = running.dispatcher.open_job(settings.clone(), consumer).await else { return got };
+        let opened = running.serving.open_stream(Arc::new(settings.clone()), opened.incarnation, ConsumerName(name.clone()), acks).await;
+        let Ok(mut stream) = opened else { return got };
+        let control = stream.control();
+        let mut left = if rng.below(3) == 0 { rng.below(9) } else { u64::MAX };
+        let ended = loop {
+            if left == 0 {
+                break false;
+            }
+            left -= 1;
+            match stream.next().await.unwrap() {
+                JobEvent::End(_) => break true,
+                JobEvent::Batch(part) => got.push(part.meta),
+            }
+            if acks == Acks::Stream && rng.below(4) > 0 {
+                control.on_message(ack(&[got.last().unwrap().batch])).await.unwrap();
+            }
+            tokio::time::sleep(Duration::from_micros(rng.below(3_000))).await;
+        };
+        drop(control);
+        if ended || rng.below(2) == 0 {
+            stream.finish().await.unwrap();
+        }
+    }
+}
+
+/// Whatever consumers do, no batch is handed out twice, every batch is accounted for, and no memory stays in use.
+#[tokio::test(flavor = "multi_thread")]
+async fn consumers_that_come_and_go_never_share_a_batch() {
+    let tight = ServeLimits { cache: 8 << 10, in_use: 64 << 10 };
+    let running = Arc::new(Running::new(Shape { epochs: 2, ..Shape::default() }, tight).await);
+    let settings = JobSettings { batch_size: 4, epochs: Passes::Count(3), ..settings() };
+    let lives = (0..6).map(|c| tokio::spawn(live(running.clone(), settings.clone(), format!("c{c}"), 100 + c)));
+    let mut seen = BTreeSet::new();
+    for life in lives.collect::<Vec<_>>() {
+        for meta in life.await.unwrap() {
+            assert!(seen.insert((meta.pass, meta.batch)), "batch {} of pass {} came twice", meta.batch, meta.pass);
+        }
+    }
+    let info = running.counts_become(&settings, |info| info.counts.open() == 0).await;
+    assert_eq!((info.batches, info.pending), (3 * 140, 0));
+    assert_eq!(info.counts.acknowledged + info.counts.lost, 3 * 140, "{:?}", info.counts);
+    assert!(info.counts.acknowledged > 0 && seen.len() as u64 >= info.counts.acknowledged);
+    assert_eq!(running.reader.loader.usage().pinned_bytes, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
