@@ -1,7 +1,7 @@
 """One exception class per kind of error, made from what Flight raises.
 
-The server sends its error as JSON in the status details and the same text in the message. pyarrow keeps the details for some codes only, so
-for the others the message and the gRPC code that it quotes are read.
+The server sends its error as JSON in the status details and the same text in the message. Where pyarrow gives no details, the kind is read
+from its words, and the message holds the remedy too.
 """
 
 import contextlib
@@ -111,21 +111,23 @@ _BY_KIND = {
         Internal,
     )
 }
-_BY_CODE = {
-    1: Cancelled,
-    3: BadInput,
-    4: Cancelled,
-    5: NotFound,
-    6: AlreadyExists,
-    7: PermissionDenied,
-    8: ResourceExhausted,
-    9: FailedPrecondition,
-    10: FailedPrecondition,
-    11: ResourceExhausted,
-    12: Unsupported,
-    14: Unavailable,
-    15: Corrupt,
-    16: Unauthenticated,
+# pyarrow names the gRPC code in words, and loses it otherwise: these all come as a few classes without the server's details.
+_BY_WORDS = {
+    "invalid argument": BadInput,
+    "not found": NotFound,
+    "already exists": AlreadyExists,
+    "precondition failed": FailedPrecondition,
+    "unauthenticated": Unauthenticated,
+    "unauthorized": PermissionDenied,
+    "resource exhausted": ResourceExhausted,
+    "out of range": ResourceExhausted,
+    "unavailable": Unavailable,
+    "unimplemented": Unsupported,
+    "cancelled": Cancelled,
+    "deadline exceeded": Cancelled,
+    "timeout": Cancelled,
+    "data loss": Corrupt,
+    "internal": Internal,
 }
 _BY_TYPE = (
     (flight.FlightUnavailableError, Unavailable),
@@ -139,7 +141,9 @@ _BY_TYPE = (
     (pa.lib.ArrowCapacityError, ResourceExhausted),
     (pa.lib.ArrowInvalid, BadInput),
 )
-_CODE = re.compile(r"grpc_status:\s*(\d+)")
+_WORDS = re.compile(
+    r"^(?:\w+: )?(?:Flight|gRPC) (?:returned (?P<what>[a-z ]+) error|(?P<call>[a-z ]+) call), with message: "
+)
 # What Arrow and gRPC put around the server's words.
 _NOISE = re.compile(
     r"\.?\s*(gRPC client debug context:|Client context:|Detail: (Failed|Unavailable|Internal|Cancelled|Unauth)).*",
@@ -165,15 +169,17 @@ def from_flight(error: BaseException) -> Error:
     if details and (start := bytes(details).find(b'{"kind"')) >= 0:
         with contextlib.suppress(ValueError):
             return from_json(json.JSONDecoder().raw_decode(bytes(details)[start:].decode(errors="replace"))[0])
-    text = str(error)
-    message = _NOISE.sub("", text).removeprefix("Flight returned ").removeprefix("gRPC returned ").strip() or text
-    message = re.sub(r"^[a-z ]+ error, with message: ", "", message)
-    if code := _CODE.search(text):
-        return _BY_CODE.get(int(code.group(1)), Internal)(message)
+    text = _NOISE.sub("", str(error)).strip() or str(error)
+    if words := _WORDS.match(text):
+        kind = _BY_WORDS.get(words["what"] or words["call"])
+        message = text[words.end() :]
+        if kind is not None:
+            return kind(message)
+        text = message
     for raised, kind in _BY_TYPE:
         if isinstance(error, raised):
-            return kind(message)
-    return Internal(message)
+            return kind(text)
+    return Internal(text)
 
 
 @contextlib.contextmanager

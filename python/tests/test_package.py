@@ -92,6 +92,13 @@ def test_errors_keep_their_kind():
     assert isinstance(error, forebay.NotFound) and error.kind == "not_found"
     assert str(error) == "no dataset `x`; see `forebay datasets`"
     assert isinstance(errors.from_flight(pa.lib.ArrowInvalid("bad")), forebay.BadInput)
+    said = "gRPC returned precondition failed error, with message: the job is finished; restart it"
+    error = errors.from_flight(pa.lib.ArrowInvalid(said))
+    assert isinstance(error, forebay.FailedPrecondition) and error.message == "the job is finished; restart it"
+    error = errors.from_flight(
+        pa.lib.ArrowException("Unknown: Flight returned already exists error, with message: `x` exists")
+    )
+    assert isinstance(error, forebay.AlreadyExists) and error.message == "`x` exists"
     assert errors.make("a kind of later", "m").kind == "internal"
 
 
