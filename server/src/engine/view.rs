@@ -1,0 +1,80 @@
+//! What everyone in the process sees of the root's datasets: versions read once, shared, and bounded in number.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use forebay_core::ids::{DatasetName, EpochId, PassId, VersionId};
+use forebay_core::job::{JobSettings, Passes};
+use forebay_core::{Error, Result};
+use forebay_storage::delta::{self, DatasetVersion};
+use forebay_storage::root::Root;
+use parking_lot::Mutex;
+
+/// Versions kept in memory: more than the datasets that one process serves at a time.
+const KEPT: usize = 256;
+
+/// Read access to a root's datasets. Published versions never change, so a version is read once.
+#[derive(Debug, Clone)]
+pub struct View {
+    root: Root,
+    kept: Arc<Mutex<VecDeque<Arc<DatasetVersion>>>>,
+}
+
+impl View {
+    pub fn new(root: Root) -> Self {
+        Self { root, kept: Arc::default() }
+    }
+
+    pub fn root(&self) -> &Root {
+        &self.root
+    }
+
+    /// A dataset at a version, or at its newest.
+    pub async fn version(&self, name: &DatasetName, version: Option<VersionId>) -> Result<Arc<DatasetVersion>> {
+        if let Some(wanted) = version
+            && let Some(found) = self.kept.lock().iter().find(|v| v.version == wanted && v.name == *name)
+        {
+            return Ok(found.clone());
+        }
+        let read = delta::open_version(&self.root, name, version).await?;
+        let mut kept = self.kept.lock();
+        if let Some(found) = kept.iter().find(|v| v.version == read.version && v.name == *name) {
+            return Ok(found.clone());
+        }
+        kept.push_back(read.clone());
+        if kept.len() > KEPT {
+            kept.pop_front();
+        }
+        Ok(read)
+    }
+
+    /// Forgets a dropped dataset: a new one of the same name starts again at version 0.
+    pub fn forget(&self, name: &DatasetName) {
+        self.kept.lock().retain(|v| v.name != *name);
+    }
+
+    /// The newest version of every dataset. One that cannot be read is left out with a warning, and still named when it is asked for.
+    pub async fn all(&self) -> Result<Vec<Arc<DatasetVersion>>> {
+        let mut versions = Vec::new();
+        for name in delta::list_datasets(&self.root).await? {
+            match self.version(&name, None).await {
+                Ok(version) => versions.push(version),
+                Err(error) => tracing::warn!(dataset = %name, %error, "a dataset could not be read"),
+            }
+        }
+        Ok(versions)
+    }
+}
+
+/// The epoch that pass `pass` reads when `stored` epochs exist or are being written: pass p reads the p-th, or p mod C beyond them.
+pub fn epoch_of(settings: &JobSettings, pass: PassId, stored: &[EpochId]) -> Result<EpochId> {
+    let number = match &settings.epochs {
+        Passes::List(list) => *list.get(pass.0 as usize).ok_or_else(|| Error::internal(format!("pass {pass} is not one of the job's")))?,
+        _ => pass.0,
+    };
+    let count = u32::try_from(stored.len()).unwrap_or(u32::MAX);
+    if count == 0 {
+        return Err(Error::failed_precondition(format!("dataset `{}` has no epoch yet", settings.dataset)).with_remedy("materialize it first"));
+    }
+    Ok(stored[(number % count) as usize])
+}
