@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, BooleanArray, Int32Array};
-use arrow::compute::prep_null_mask_filter;
+use arrow::compute::{cast, prep_null_mask_filter};
 use arrow::datatypes::{DataType, Schema, SchemaRef};
 use arrow::record_batch::{RecordBatch, RecordBatchOptions};
 use datafusion::common::DFSchema;
@@ -55,7 +55,7 @@ fn predicate(session: &SessionState, text: &str, schema: &SchemaRef) -> Result<A
     expr.apply(|e| check(e).map(|()| TreeNodeRecursion::Continue).map_err(from_error)).map_err(to_error)?;
     let physical = session.create_physical_expr(expr, &names).map_err(to_error)?;
     match physical.data_type(schema).map_err(to_error)? {
-        DataType::Boolean => Ok(physical),
+        DataType::Boolean | DataType::Null => Ok(physical),
         other => Err(Error::bad_input(format!("`{text}` is {other}, not a condition")).with_remedy("compare it with something")),
     }
 }
@@ -148,6 +148,7 @@ impl Filter {
         let batch =
             RecordBatch::try_new_with_options(self.schema.clone(), columns, &options).map_err(|e| Error::internal(e.to_string()))?;
         let value = self.predicate.evaluate(&batch).and_then(|v| v.into_array(rows)).map_err(to_error)?;
+        let value = cast(&value, &DataType::Boolean).map_err(|e| Error::internal(e.to_string()))?;
         let Some(verdicts) = value.as_boolean_opt() else { return Err(Error::internal("a condition that is not boolean")) };
         Ok(if verdicts.null_count() > 0 { prep_null_mask_filter(verdicts) } else { verdicts.clone() })
     }

@@ -130,7 +130,7 @@ async fn unknown_names_get_the_nearest() {
     assert!(error.to_string().contains("did you mean `digits`"), "{error}");
     let error = world.error("SELECT lable FROM digits").await;
     assert!(error.message.contains("label") && error.message.contains("line 1, column 8"), "{error}");
-    let error = world.error("SELECT FROM WHERE").await;
+    let error = world.error("SELECT label FRM digits").await;
     assert!(error.message.contains("Line: 1"), "{error}");
     let error = world.error("SELECT random_uniform() FROM digits").await;
     assert!(error.message.contains("step of a pipeline"), "{error}");

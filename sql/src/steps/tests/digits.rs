@@ -24,7 +24,7 @@ fn pixels(rows: i64) -> RecordBatch {
 fn steps() -> Vec<StepSpec> {
     let list = (0..64).map(|p| format!("p{p}")).collect::<Vec<_>>().join(", ");
     let image = format!("SELECT tensor(make_array({list}), 8, 8, 'uint8') AS image, label FROM input");
-    let augment = "SELECT CASE WHEN epoch() = 0 THEN image ELSE image_noise_gauss(image_translate_random(image, 1), 0.5) END AS image, label FROM input";
+    let augment = "SELECT CASE WHEN epoch() = 0 THEN image ELSE image_noise_gauss(image_translate_random(image, 1, 1), 0.5) END AS image, label FROM input";
     specs(&[&image, augment])
 }
 
