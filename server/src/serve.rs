@@ -36,6 +36,7 @@ use crate::dispatcher::Dispatcher;
 use crate::engine::View;
 use crate::metrics::Metrics;
 use cache::Limits;
+pub use cache::Usage;
 use pass::Passes;
 use served::Served;
 pub use stream::Acks;
@@ -76,7 +77,19 @@ impl Reader {
         let limits = Limits { idle: limits.cache, pinned: limits.in_use, patience: PATIENCE };
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let loader = Loader::new(view.root().clone(), limits);
-        Arc::new(Self { loader, passes: Passes::default(), making: Arc::new(Semaphore::new(cores)), view, python, compiled: Mutex::default() })
+        Arc::new(Self {
+            loader,
+            passes: Passes::default(),
+            making: Arc::new(Semaphore::new(cores)),
+            view,
+            python,
+            compiled: Mutex::default(),
+        })
+    }
+
+    /// What is in memory now: for metrics and tests.
+    pub fn usage(&self) -> Usage {
+        self.loader.usage()
     }
 
     /// How a version's rows become a consumer's; the steps behind the cut are compiled once.

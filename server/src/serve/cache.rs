@@ -56,12 +56,14 @@ struct Inner<K, V> {
     tick: u64,
 }
 
-/// Numbers for tests and metrics.
+/// Decoded rows in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Usage {
-    pub(crate) items: usize,
-    pub(crate) idle_bytes: u64,
-    pub(crate) pinned_bytes: u64,
+pub struct Usage {
+    pub items: usize,
+    /// Of items that nobody uses.
+    pub idle_bytes: u64,
+    /// Of items in use, and of what their readers need beside them.
+    pub pinned_bytes: u64,
 }
 
 /// See the module's head.

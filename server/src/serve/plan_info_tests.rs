@@ -90,5 +90,5 @@ async fn the_rows_of_batches_are_told_without_delivering_them() {
     }
     assert_eq!(seen.len(), 2 * 557);
     assert!(rows_of(&reader, &pass, &[]).await.unwrap().is_empty());
-    assert_eq!(reader.loader.usage().pinned_bytes, 0);
+    assert_eq!(reader.usage().pinned_bytes, 0);
 }

@@ -164,7 +164,7 @@ async fn a_plain_consumer_gets_every_row_and_a_clean_end_acknowledges() {
     assert_eq!(end, End::Job, "one epoch is one pass");
     assert_eq!(taken.all_ids().len(), 557);
     assert_eq!(taken.all_ids().into_iter().collect::<BTreeSet<_>>(), whole());
-    assert_eq!(running.reader.loader.usage().pinned_bytes, 0, "the end lets go of everything");
+    assert_eq!(running.reader.usage().pinned_bytes, 0, "the end lets go of everything");
     let before = running.info(&settings).await;
     assert_eq!(before.counts.acknowledged, 0, "nothing is acknowledged before the end");
     stream.finish().await.unwrap();
@@ -254,7 +254,7 @@ async fn a_dropped_stream_frees_everything_and_its_batches_are_lost() {
             gone.add(&part);
         }
     }
-    assert!(running.reader.loader.usage().pinned_bytes > 0);
+    assert!(running.reader.usage().pinned_bytes > 0);
     drop(broken);
     let info = running.counts_become(&settings, |info| info.counts.lost >= 5).await;
     let lost = info.counts.lost;
@@ -266,12 +266,12 @@ async fn a_dropped_stream_frees_everything_and_its_batches_are_lost() {
     assert_eq!((info.counts.acknowledged, info.counts.lost), (35 - lost, lost));
     assert!(taken.all_ids().iter().all(|id| !gone.all_ids().contains(id)), "nothing twice");
     for _ in 0..100 {
-        if running.reader.loader.usage() == Default::default() {
+        if running.reader.usage() == Default::default() {
             return;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    panic!("memory is still held: {:?}", running.reader.loader.usage());
+    panic!("memory is still held: {:?}", running.reader.usage());
 }
 
 fn ack(batches: &[u64]) -> ConsumerMessage {
@@ -412,7 +412,7 @@ async fn memory_in_use_stays_within_two_windows_of_a_stream() {
     let bytes: u64 = running.fixture.version.shards.iter().flat_map(|s| &s.row_groups).map(|g| g.bytes).sum();
     let mut most = 0;
     while let JobEvent::Batch(_) = stream.next().await.unwrap() {
-        most = most.max(running.reader.loader.usage().pinned_bytes);
+        most = most.max(running.reader.usage().pinned_bytes);
     }
     // Decoded rows of two windows with the row groups on their edges, and a place for each row.
     assert!(bytes > 8 * settings.window, "the dataset is much larger than a window");
@@ -469,7 +469,7 @@ async fn consumers_that_come_and_go_never_share_a_batch() {
     assert_eq!((info.batches, info.pending), (3 * 140, 0));
     assert_eq!(info.counts.acknowledged + info.counts.lost, 3 * 140, "{:?}", info.counts);
     assert!(info.counts.acknowledged > 0 && seen.len() as u64 >= info.counts.acknowledged);
-    assert_eq!(running.reader.loader.usage().pinned_bytes, 0);
+    assert_eq!(running.reader.usage().pinned_bytes, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -76,7 +76,7 @@ async fn every_row_comes_once_with_its_own_values() {
     }
     assert_eq!(seen, (0..557).collect());
     assert!(!batches[0].1.ids.is_sorted(), "a window is shuffled");
-    assert_eq!(reader.loader.usage().pinned_bytes, 0);
+    assert_eq!(reader.usage().pinned_bytes, 0);
 }
 
 #[tokio::test]
@@ -89,7 +89,7 @@ async fn row_groups_inside_a_shard_are_cut_at_windows() {
     let seen: Vec<i64> = all(&reader, &pass, None).await.unwrap().into_iter().flat_map(|(_, found)| found.ids).collect();
     assert_eq!(seen.len(), 400);
     assert_eq!(seen.into_iter().collect::<BTreeSet<_>>(), (0..400).collect());
-    assert!(reader.loader.usage().idle_bytes <= 5 << 20);
+    assert!(reader.usage().idle_bytes <= 5 << 20);
 }
 
 /// I7: the same identity gives the same bytes, cold or cached, whole or projected, from another reader.
@@ -190,19 +190,19 @@ async fn windows_are_shared_while_in_use_and_row_groups_longer() {
     let handle = warm.loader.handle(&pass, &served, WindowId(0));
     let (one, two) = (load(&warm, &pass, &served, 0).await.unwrap(), load(&warm, &pass, &served, 0).await.unwrap());
     assert!(Arc::ptr_eq(&one, &two));
-    assert!(warm.loader.usage().pinned_bytes > 0);
+    assert!(warm.usage().pinned_bytes > 0);
     drop((handle, one, two));
-    let usage = warm.loader.usage();
+    let usage = warm.usage();
     assert!(usage.pinned_bytes == 0 && usage.idle_bytes > 0, "{usage:?}");
 
     drop(load(&cold, &pass, &served, 0).await.unwrap());
-    assert_eq!((cold.loader.usage().items, cold.loader.usage().idle_bytes, cold.loader.usage().pinned_bytes), (0, 0, 0));
+    assert_eq!((cold.usage().items, cold.usage().idle_bytes, cold.usage().pinned_bytes), (0, 0, 0));
     std::fs::remove_dir_all(fixture.folder.path().join("datasets/data/epoch=0")).unwrap();
     assert!(load(&warm, &pass, &served, 0).await.is_ok(), "the cache has it");
     let error = load(&cold, &pass, &served, 0).await.unwrap_err();
     assert!(matches!(error.kind, Kind::NotFound), "{error}");
     assert!(error.message.contains("epoch=0/"), "names the file: {error}");
-    assert_eq!(cold.loader.usage().pinned_bytes, 0, "a failed load holds nothing");
+    assert_eq!(cold.usage().pinned_bytes, 0, "a failed load holds nothing");
 }
 
 #[tokio::test]
@@ -217,7 +217,7 @@ async fn abandoned_loads_hold_nothing_and_do_no_harm() {
         let _ = tokio::time::timeout(std::time::Duration::from_micros(200), loading).await;
     }
     assert_eq!(all(&reader, &pass, None).await.unwrap().len() as u64, pass.plan.batches());
-    assert_eq!(reader.loader.usage().pinned_bytes, 0);
+    assert_eq!(reader.usage().pinned_bytes, 0);
 }
 
 #[tokio::test]
@@ -266,7 +266,7 @@ async fn steps_behind_the_cut_draw_by_row_seed_and_pass() {
     }
     assert_eq!(rows.column_by_name("s").unwrap().to_data().buffers()[0].as_slice()[0], 5, "the job's seed");
     assert_eq!(rows.column_by_name("e").unwrap().to_data().buffers()[0].as_slice()[0], 4, "the pass");
-    assert_eq!(reader.loader.usage().pinned_bytes, 0);
+    assert_eq!(reader.usage().pinned_bytes, 0);
 }
 
 #[tokio::test]
