@@ -24,9 +24,10 @@ pub(super) fn plain_schema(logical: &Schema, physical: &Schema) -> SchemaRef {
 
 /// A batch in that schema.
 pub(super) fn plain(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
-    let columns = batch.columns().iter().zip(schema.fields()).map(|(column, field)| {
-        if column.data_type() == field.data_type() { Ok(column.clone()) } else { cast(column, field.data_type()) }
-    });
+    let columns =
+        batch.columns().iter().zip(schema.fields()).map(|(column, field)| {
+            if column.data_type() == field.data_type() { Ok(column.clone()) } else { cast(column, field.data_type()) }
+        });
     let columns = columns.collect::<Result<Vec<_>, _>>().map_err(|e| Error::internal(e.to_string()))?;
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
     RecordBatch::try_new_with_options(schema.clone(), columns, &options).map_err(|e| Error::internal(e.to_string()))

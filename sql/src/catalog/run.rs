@@ -16,9 +16,9 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
+use super::QueryStream;
 use super::limits::QueryLimits;
 use super::output::plain;
-use super::QueryStream;
 use crate::guard::to_error;
 
 /// Evaluating an expression recurses once per operator; the limit on operators was chosen with this.
@@ -91,7 +91,9 @@ fn overdue(deadline: Duration) -> Error {
 }
 
 /// The next batch; after the last one, how the work ended.
-async fn next(state: Option<(mpsc::Receiver<RecordBatch>, Work<()>)>) -> Option<(Result<RecordBatch>, Option<(mpsc::Receiver<RecordBatch>, Work<()>)>)> {
+async fn next(
+    state: Option<(mpsc::Receiver<RecordBatch>, Work<()>)>,
+) -> Option<(Result<RecordBatch>, Option<(mpsc::Receiver<RecordBatch>, Work<()>)>)> {
     let (mut receive, work) = state?;
     if let Some(batch) = receive.recv().await {
         return Some((Ok(batch), Some((receive, work))));

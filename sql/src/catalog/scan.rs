@@ -61,12 +61,22 @@ pub(super) struct RowGroupScan {
 
 impl fmt::Debug for RowGroupScan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RowGroupScan").field("version", &self.reader.version.name).field("columns", &self.reader.columns).finish_non_exhaustive()
+        f.debug_struct("RowGroupScan")
+            .field("version", &self.reader.version.name)
+            .field("columns", &self.reader.columns)
+            .finish_non_exhaustive()
     }
 }
 
 impl RowGroupScan {
-    pub(super) fn new(root: Root, version: Arc<DatasetVersion>, schema: SchemaRef, groups: Vec<Group>, all: usize, partitions: usize) -> Self {
+    pub(super) fn new(
+        root: Root,
+        version: Arc<DatasetVersion>,
+        schema: SchemaRef,
+        groups: Vec<Group>,
+        all: usize,
+        partitions: usize,
+    ) -> Self {
         let columns = schema.fields().iter().map(|f| f.name().clone()).filter(|n| n != EPOCH).collect();
         let partitions = divide(groups, partitions.max(1));
         let properties = PlanProperties::new(
@@ -162,10 +172,7 @@ impl ExecutionPlan for RowGroupScan {
         vec![]
     }
 
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> DfResult<TreeNodeRecursion>,
-    ) -> DfResult<TreeNodeRecursion> {
+    fn apply_expressions(&self, _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> DfResult<TreeNodeRecursion>) -> DfResult<TreeNodeRecursion> {
         Ok(TreeNodeRecursion::Continue)
     }
 

@@ -62,15 +62,16 @@ fn predicate(session: &SessionState, text: &str, schema: &SchemaRef) -> Result<A
 
 fn check(expr: &Expr) -> Result<()> {
     match expr {
-        Expr::AggregateFunction(_) | Expr::WindowFunction(_) => Err(Error::bad_input("a filter sees one row at a time; it can't aggregate")),
+        Expr::AggregateFunction(_) | Expr::WindowFunction(_) => {
+            Err(Error::bad_input("a filter sees one row at a time; it can't aggregate"))
+        }
         Expr::Exists(_) | Expr::InSubquery(_) | Expr::ScalarSubquery(_) | Expr::SetComparison(_) => {
             Err(Error::bad_input("a filter has no subqueries"))
         }
-        Expr::ScalarFunction(f) if f.func.signature().volatility != Volatility::Immutable => Err(Error::bad_input(format!(
-            "`{}` gives another value each time, and a filter is evaluated once and pinned",
-            f.func.name()
-        ))
-        .with_remedy("write the value itself")),
+        Expr::ScalarFunction(f) if f.func.signature().volatility != Volatility::Immutable => {
+            Err(Error::bad_input(format!("`{}` gives another value each time, and a filter is evaluated once and pinned", f.func.name()))
+                .with_remedy("write the value itself"))
+        }
         Expr::Placeholder(p) => Err(Error::bad_input(format!("`{}` stands for a value that a filter doesn't have", p.id))),
         _ => Ok(()),
     }

@@ -35,7 +35,10 @@ struct Workers;
 #[async_trait]
 impl SystemTables for Workers {
     fn tables(&self) -> Vec<(&'static str, SchemaRef)> {
-        vec![("workers", Arc::new(Schema::new(vec![Field::new("name", DataType::Utf8, false), Field::new("slots", DataType::Int64, false)])))]
+        vec![(
+            "workers",
+            Arc::new(Schema::new(vec![Field::new("name", DataType::Utf8, false), Field::new("slots", DataType::Int64, false)])),
+        )]
     }
 
     async fn scan(&self, table: &str) -> Result<Vec<RecordBatch>> {
@@ -55,7 +58,8 @@ fn output() -> OutputSpec {
 
 /// Rows `ids` with label, name and a tensor of 2 x 2 bytes.
 async fn rows(ids: std::ops::Range<i64>, epoch: u32) -> RecordBatch {
-    let query = "SELECT label, name, tensor(make_array(label, 1, 2, 3), 2, 2, 'uint8') AS image, label + epoch() * 100 AS shifted FROM input";
+    let query =
+        "SELECT label, name, tensor(make_array(label, 1, 2, 3), 2, 2, 'uint8') AS image, label + epoch() * 100 AS shifted FROM input";
     let step = forebay_core::pipeline::StepSpec { name: "s".into(), kind: forebay_core::pipeline::StepKind::Sql { query: query.into() } };
     let input = RecordBatch::try_from_iter([
         ("_id", Arc::new(Int64Array::from_iter_values(ids.clone())) as ArrayRef),
@@ -74,8 +78,7 @@ async fn publish(root: &Root, name: &str, epoch: u32, version: u64) {
     let mut schema = None;
     for task in 0..2u32 {
         let batch = rows(i64::from(task) * 50..i64::from(task) * 50 + 50, epoch).await;
-        let mut writer =
-            ShardWriter::new(root, &name, EpochId(epoch), TaskId(task), Attempt(0), batch.schema(), &output()).unwrap();
+        let mut writer = ShardWriter::new(root, &name, EpochId(epoch), TaskId(task), Attempt(0), batch.schema(), &output()).unwrap();
         writer.write(&batch.slice(0, 25)).await.unwrap();
         writer.write(&batch.slice(25, 25)).await.unwrap();
         shards.extend(writer.finish().await.unwrap());

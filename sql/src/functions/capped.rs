@@ -169,7 +169,8 @@ fn series(arrays: &[ArrayRef], rows: usize) -> Result<f64> {
     let steps = arrays.get(2).map(|a| cast(a, &DataType::Int64).unwrap_or_else(|_| a.clone()));
     let mut elements = 0.0;
     for row in 0..rows {
-        let bound = |i: usize| bounds.get(i).map(|b| b.as_primitive::<Int64Type>()).filter(|b| b.is_valid(row)).map(|b| b.value(row) as f64);
+        let bound =
+            |i: usize| bounds.get(i).map(|b| b.as_primitive::<Int64Type>()).filter(|b| b.is_valid(row)).map(|b| b.value(row) as f64);
         let (from, to) = match (bound(0), bounds.len()) {
             (Some(stop), 1) => (0.0, stop),
             (Some(start), _) => (start, bound(1).unwrap_or(start)),

@@ -10,9 +10,7 @@ use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Float64Array, Int64Ar
 use arrow::compute::take;
 use arrow::datatypes::{DataType, Field, FieldRef, Float64Type, Int32Type, Int64Type, UInt64Type};
 use datafusion::common::{Result, ScalarValue, exec_err, plan_err};
-use datafusion::logical_expr::{
-    ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
-};
+use datafusion::logical_expr::{ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility};
 use forebay_core::random::{Rng, draw};
 
 /// The names of this module's functions that take the hidden draw as their last argument.

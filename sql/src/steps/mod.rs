@@ -89,9 +89,7 @@ impl CompiledSteps {
         for (index, step) in steps.iter().enumerate() {
             let schema = schemas.last().cloned().ok_or_else(|| Error::internal("no schema"))?;
             let (made, key) = match &step.kind {
-                StepKind::Sql { query } => {
-                    (SqlStep::compile(&step.name, query, schema).await.map(|s| Compiled::Sql(Arc::new(s))), "sql")
-                }
+                StepKind::Sql { query } => (SqlStep::compile(&step.name, query, schema).await.map(|s| Compiled::Sql(Arc::new(s))), "sql"),
                 StepKind::Python { module, function, options, batch_size } => {
                     let call = python::Call { module, function, options, batch_size: *batch_size };
                     (PyStep::compile(&step.name, call, schema, modules, python).await.map(Compiled::Python), "python")

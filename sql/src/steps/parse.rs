@@ -266,4 +266,3 @@ impl VisitorMut for Marker {
         ControlFlow::Continue(())
     }
 }
-

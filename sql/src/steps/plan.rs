@@ -52,8 +52,11 @@ pub(super) struct SqlStep {
     output: SchemaRef,
     effect: Effect,
     /// Most recently used last.
-    plans: Mutex<Vec<((u64, u32), Arc<Prepared>)>>,
+    plans: Mutex<Vec<(RunKey, Arc<Prepared>)>>,
 }
+
+/// Seed and epoch.
+type RunKey = (u64, u32);
 
 impl fmt::Debug for SqlStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -146,7 +149,7 @@ impl SqlStep {
         Ok(made)
     }
 
-    fn cached(&self, key: (u64, u32)) -> Option<Arc<Prepared>> {
+    fn cached(&self, key: RunKey) -> Option<Arc<Prepared>> {
         let mut plans = self.plans.lock();
         let place = plans.iter().position(|(k, _)| *k == key)?;
         let entry = plans.remove(place);

@@ -97,7 +97,8 @@ impl PyStep {
             }
             return self.assembled(|name| given.column_by_name(name).cloned(), returned);
         }
-        let ids = returned.column_by_name(ID).map(|ids| cast(ids, &DataType::Int64)).transpose().map_err(|e| Error::bad_input(e.to_string()))?;
+        let ids =
+            returned.column_by_name(ID).map(|ids| cast(ids, &DataType::Int64)).transpose().map_err(|e| Error::bad_input(e.to_string()))?;
         let Some(ids) = ids.as_ref().and_then(|ids| ids.as_primitive_opt::<Int64Type>()).filter(|ids| !ids.iter().any(|i| i.is_none()))
         else {
             return Err(Error::bad_input("the function returned no `_id`, or nulls in it"));

@@ -11,9 +11,7 @@ use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::common::{DFSchema, ScalarValue};
 use datafusion::logical_expr::expr::ScalarFunction;
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
-use datafusion::logical_expr::{
-    Expr, ExprSchemable, Filter, LogicalPlan, Projection, SubqueryAlias, Unnest, Volatility,
-};
+use datafusion::logical_expr::{Expr, ExprSchemable, Filter, LogicalPlan, Projection, SubqueryAlias, Unnest, Volatility};
 use forebay_core::random::call_key;
 use forebay_core::{Error, Result};
 
@@ -163,9 +161,7 @@ impl Carrier<'_> {
             Expr::ScalarFunction(f) if f.func.name() == SEED => {
                 Ok(Transformed::yes(Expr::Literal(ScalarValue::UInt64(Some(self.draws.seed)), None)))
             }
-            Expr::ScalarFunction(f) if f.func.name() == DRAW => {
-                self.draw(f, schema, multiplied).map(Transformed::yes).map_err(from_error)
-            }
+            Expr::ScalarFunction(f) if f.func.name() == DRAW => self.draw(f, schema, multiplied).map(Transformed::yes).map_err(from_error),
             other => Ok(Transformed::no(other)),
         });
         Ok(completed.map_err(to_error)?.data)
@@ -178,10 +174,12 @@ impl Carrier<'_> {
                 .with_remedy("unnest in one step and draw in the next"));
         }
         let ordinal = match marked.args.first() {
-            Some(Expr::Literal(value, _)) => u32::try_from(value.clone().cast_to(&arrow::datatypes::DataType::Int64).map_or(-1, |v| match v {
-                ScalarValue::Int64(Some(n)) => n,
-                _ => -1,
-            })),
+            Some(Expr::Literal(value, _)) => {
+                u32::try_from(value.clone().cast_to(&arrow::datatypes::DataType::Int64).map_or(-1, |v| match v {
+                    ScalarValue::Int64(Some(n)) => n,
+                    _ => -1,
+                }))
+            }
             _ => return Ok(Expr::ScalarFunction(marked)),
         };
         let ordinal = ordinal.map_err(|_| Error::internal("a random call without its number"))?;

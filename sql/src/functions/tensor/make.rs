@@ -6,9 +6,7 @@ use arrow::array::{Array, ArrayRef, AsArray, FixedSizeListArray, Float32Array, U
 use arrow::compute::{CastOptions, cast_with_options, take};
 use arrow::datatypes::{DataType, FieldRef, Float32Type};
 use datafusion::common::{Result, ScalarValue, exec_err, plan_err};
-use datafusion::logical_expr::{
-    ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDFImpl, Signature, Volatility,
-};
+use datafusion::logical_expr::{ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDFImpl, Signature, Volatility};
 
 use super::shape::{Fixed, Tensor, element_named};
 

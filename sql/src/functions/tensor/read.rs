@@ -140,8 +140,7 @@ fn to_list(rows: &Rows) -> Result<ArrayRef> {
 }
 
 fn shapes(rows: &Rows) -> Result<ArrayRef> {
-    let shapes: Vec<Vec<usize>> =
-        rows.spans.iter().enumerate().map(|(row, s)| s.map_or_else(Vec::new, |_| rows.shape(row))).collect();
+    let shapes: Vec<Vec<usize>> = rows.spans.iter().enumerate().map(|(row, s)| s.map_or_else(Vec::new, |_| rows.shape(row))).collect();
     let offsets = OffsetBuffer::<i32>::from_lengths(shapes.iter().map(Vec::len));
     let lengths = Int64Array::from_iter_values(shapes.into_iter().flatten().map(|n| n as i64));
     Ok(Arc::new(ListArray::try_new(item(DataType::Int64), offsets, Arc::new(lengths), validity(rows))?))

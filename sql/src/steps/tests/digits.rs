@@ -14,10 +14,8 @@ fn pixels(rows: i64) -> RecordBatch {
         columns.push((format!("p{p}"), Arc::new(Int64Array::from_iter_values((0..rows).map(|r| (r * 7 + p) % 17)))));
     }
     columns.push(("label".into(), Arc::new(Int64Array::from_iter_values((0..rows).map(|r| r % 10)))));
-    let fields: Vec<Field> = columns
-        .iter()
-        .map(|(name, column)| Field::new(name, column.data_type().clone(), !name.starts_with('_')))
-        .collect();
+    let fields: Vec<Field> =
+        columns.iter().map(|(name, column)| Field::new(name, column.data_type().clone(), !name.starts_with('_'))).collect();
     RecordBatch::try_new(Arc::new(Schema::new(fields)), columns.into_iter().map(|(_, c)| c).collect()).unwrap()
 }
 
@@ -38,7 +36,8 @@ async fn columns_become_augmented_images() {
     assert!(matches!(field.data_type(), DataType::FixedSizeList(item, 64) if item.data_type() == &DataType::UInt8));
     compiled.check_behind_cut(0).unwrap();
 
-    let image = |batch: &RecordBatch| batch.column_by_name("image").unwrap().as_fixed_size_list().values().as_primitive::<UInt8Type>().clone();
+    let image =
+        |batch: &RecordBatch| batch.column_by_name("image").unwrap().as_fixed_size_list().values().as_primitive::<UInt8Type>().clone();
     let plain = compiled.run(0..2, 42, 0, batch.clone()).await.unwrap().batch;
     assert_eq!(image(&plain).value(3 * 64 + 5), ((3 * 7 + 5) % 17) as u8);
     let first = compiled.run(0..2, 42, 1, batch.clone()).await.unwrap().batch;

@@ -1,8 +1,8 @@
 //! Draws depend on seed, epoch, step, call and key, and on nothing else.
 
+use arrow::array::AsArray;
 use arrow::compute::concat_batches;
 use arrow::datatypes::Float64Type;
-use arrow::array::AsArray;
 use proptest::prelude::*;
 
 use super::*;
@@ -64,7 +64,8 @@ async fn seeds_epochs_steps_calls_and_parts_draw_apart() {
 
 #[tokio::test]
 async fn a_golden_row_pins_the_draws() {
-    let batch = run(&["SELECT random_int(0, 1000000) AS i, random_uniform() AS u, random_normal(10, 2) AS g FROM input"], input(7..9)).await.batch;
+    let batch =
+        run(&["SELECT random_int(0, 1000000) AS i, random_uniform() AS u, random_normal(10, 2) AS g FROM input"], input(7..9)).await.batch;
     same(&pretty_format_batches(&[batch]).unwrap().to_string(), GOLDEN);
 }
 

@@ -150,9 +150,10 @@ async fn long_sums_and_deep_nesting_end_in_an_error_or_a_plan() {
 
 #[tokio::test]
 async fn steps_behind_the_cut_keep_the_row_count() {
-    let steps = compile(&["SELECT *, unnest(tags) AS tag FROM input", "SELECT n, tag FROM input WHERE n > 1", "SELECT n + 1 AS m FROM input"])
-        .await
-        .unwrap();
+    let steps =
+        compile(&["SELECT *, unnest(tags) AS tag FROM input", "SELECT n, tag FROM input WHERE n > 1", "SELECT n + 1 AS m FROM input"])
+            .await
+            .unwrap();
     let error = steps.check_behind_cut(0).unwrap_err();
     assert!(error.message.contains("steps[0].sql (step `s0`) unnests"), "{error}");
     let error = steps.check_behind_cut(1).unwrap_err();

@@ -6,7 +6,8 @@ use super::*;
 
 #[tokio::test]
 async fn rows_that_fail_alone_are_put_aside() {
-    let steps = compile(&["SELECT 100 / (n - 24) AS q, name FROM input", "SELECT CAST(substr(name, 5) AS INT) + q AS x FROM input"]).await.unwrap();
+    let steps =
+        compile(&["SELECT 100 / (n - 24) AS q, name FROM input", "SELECT CAST(substr(name, 5) AS INT) + q AS x FROM input"]).await.unwrap();
     let output = steps.run(0..2, 1, 0, input(0..100)).await.unwrap();
     assert_eq!(output.bad.len(), 1, "{:?}", output.bad);
     let bad = &output.bad[0];
@@ -93,7 +94,9 @@ async fn images_are_decoded_a_few_at_a_time() {
     use arrow::array::{AsArray, BinaryArray};
     use std::io::Cursor;
     let mut png = Vec::new();
-    image::RgbImage::from_fn(9, 7, |x, y| image::Rgb([x as u8, y as u8, 3])).write_to(&mut Cursor::new(&mut png), image::ImageFormat::Png).unwrap();
+    image::RgbImage::from_fn(9, 7, |x, y| image::Rgb([x as u8, y as u8, 3]))
+        .write_to(&mut Cursor::new(&mut png), image::ImageFormat::Png)
+        .unwrap();
     let content: Vec<&[u8]> = (0..300).map(|i| if i == 200 { b"no image".as_slice() } else { png.as_slice() }).collect();
     let batch = RecordBatch::try_from_iter([
         ("_id", Arc::new(Int64Array::from_iter_values(0..300)) as ArrayRef),
