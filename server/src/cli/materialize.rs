@@ -125,7 +125,11 @@ async fn follow(client: &Client, request: &MaterializeRequest, out: &Output) -> 
         match next {
             Some(Ok(state)) => {
                 progress.show(&state);
+                let ended = state.state != "running";
                 last = Some(state);
+                if ended {
+                    break;
+                }
             }
             Some(Err(e)) => {
                 progress.stop();
