@@ -51,7 +51,7 @@ pub(super) async fn run(connection: &Connection, _args: DemoArgs, out: &Output) 
             "SQL over the same rows: how even the labels are in each split.",
             vec![
                 "sql",
-                "SELECT split, count(*) AS rows, min(n) AS fewest_of_a_digit, max(n) AS most_of_a_digit FROM \
+                "SELECT split, sum(n) AS rows, min(n) AS fewest_of_a_digit, max(n) AS most_of_a_digit FROM \
                  (SELECT split, label, count(*) AS n FROM digits WHERE epoch = 0 GROUP BY split, label) GROUP BY split ORDER BY split",
             ],
         ),
