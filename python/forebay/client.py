@@ -127,6 +127,8 @@ class Client:
         try:
             for last in self._answers("forebay.materialize", request):
                 bar.show(last)
+                if last["state"] != "running":
+                    break
         except KeyboardInterrupt:
             if name := last.get("dataset"):
                 self.action("forebay.cancel", {"dataset": name})
