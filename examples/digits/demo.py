@@ -43,7 +43,7 @@ def main() -> None:
     run(f"python examples/digits/train.py --root {ROOT} --job digits-train")
     say("What did it see? Labels per split:")
     run(
-        f"forebay sql --root {ROOT} \"SELECT split, count(*) AS rows, min(n) AS fewest_of_a_digit, max(n) AS most_of_a_digit FROM"
+        f"forebay sql --root {ROOT} \"SELECT split, sum(n) AS rows, min(n) AS fewest_of_a_digit, max(n) AS most_of_a_digit FROM"
         " (SELECT split, label, count(*) AS n FROM digits WHERE epoch = 0 GROUP BY split, label) GROUP BY split ORDER BY split\""
     )
     say("Which rows came from which source file:")

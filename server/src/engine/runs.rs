@@ -72,23 +72,19 @@ fn ended(status: &RunStatus) -> bool {
     status.state != RunState::Running
 }
 
+/// One message per change; the one that ends the run is the last.
 fn follow(first: RunStatus, changes: watch::Receiver<RunStatus>) -> impl futures::Stream<Item = Result<Value>> {
-    let start = (Some(first), changes);
-    stream::unfold(start, |(next, mut changes)| async move {
+    stream::unfold(Some((Some(first), changes)), |state| async move {
+        let (next, mut changes) = state?;
         let status = match next {
             Some(status) => status,
-            None => match changes.changed().await {
-                Ok(()) => changes.borrow_and_update().clone(),
-                Err(_) => return None,
-            },
+            None => {
+                changes.changed().await.ok()?;
+                changes.borrow_and_update().clone()
+            }
         };
-        Some(((status.clone(), ended(&status)), (None, changes)))
-    })
-    // The last message is the one that ends the run.
-    .scan(false, |over, (status, last)| {
-        let go_on = !*over;
-        *over = last;
-        futures::future::ready(go_on.then(|| progress_json(&status)))
+        let message = progress_json(&status);
+        Some((message, (!ended(&status)).then_some((None, changes))))
     })
 }
 

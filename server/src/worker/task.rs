@@ -23,7 +23,7 @@ use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
 use super::split::{Fitting, Splitter, with_split};
-use super::{Worker, rows};
+use super::Worker;
 use crate::dispatcher::{Quarantined, RunSpec, TaskLease};
 
 /// Runs whose compiled steps are kept: a process works on few pipelines at a time.
