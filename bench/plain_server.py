@@ -3,7 +3,7 @@
 import sys
 
 import pyarrow as pa
-import pyarrow.flight as flight
+from pyarrow import flight
 
 
 class PlainServer(flight.FlightServerBase):

@@ -72,14 +72,18 @@ def show(name: str, runs: list[dict]) -> float:
     return speed
 
 
-def compare(folder: Path, name: str, batch_size: int, table: pa.Table, client, forebay_address: str, forebay_pid: int) -> float:
+def compare(
+    folder: Path, name: str, batch_size: int, table: pa.Table, client, forebay_address: str, forebay_pid: int
+) -> float:
     ready = folder / f"{name}.arrow"
     with pa.OSFile(str(ready), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table, max_chunksize=batch_size)
     client.write(name, table.to_batches(max_chunksize=batch_size), schema=table.schema)
     rows, size = table.num_rows, table.nbytes
     print(f"{name}: {rows:,} rows, {size / 1e9:.2f} GB, batches of {batch_size}")
-    plain = subprocess.Popen([sys.executable, str(HERE / "plain_server.py"), str(ready)], stdout=subprocess.PIPE, text=True)
+    plain = subprocess.Popen(
+        [sys.executable, str(HERE / "plain_server.py"), str(ready)], stdout=subprocess.PIPE, text=True
+    )
     try:
         plain_address = f"grpc://127.0.0.1:{int(plain.stdout.readline())}"
         ours: list[dict] = []
@@ -111,7 +115,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as temporary:
         folder = Path(temporary)
         server = subprocess.Popen(
-            [BINARY, "serve", "--root", str(folder / "root"), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--json"],
+            [
+                BINARY,
+                "serve",
+                "--root",
+                str(folder / "root"),
+                "--listen",
+                "127.0.0.1:0",
+                "--http",
+                "127.0.0.1:0",
+                "--json",
+            ],
             env=os.environ | {"FOREBAY_CACHE_LIMIT": "4GiB"},
             stdout=subprocess.PIPE,
             text=True,

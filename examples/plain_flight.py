@@ -60,7 +60,14 @@ def main() -> None:
     client = flight.connect(args.server.replace("grpc://", "grpc+tcp://", 1))
     token = os.environ.get("FOREBAY_TOKEN")
     options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {token}".encode())] if token else [])
-    job = {"job": args.job, "dataset": args.dataset, "epochs": 1, "batch_size": 64, "seed": 7, "consumer": f"plain-{os.getpid()}"}
+    job = {
+        "job": args.job,
+        "dataset": args.dataset,
+        "epochs": 1,
+        "batch_size": 64,
+        "seed": 7,
+        "consumer": f"plain-{os.getpid()}",
+    }
     rows = batches = 0
     for meta, parts in one_pass(client, options, job):
         batches += 1

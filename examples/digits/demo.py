@@ -25,7 +25,7 @@ def run(command: str) -> None:
     """Shows and runs one command; `forebay` is the binary just built, `python` this interpreter."""
     print(f"$ {command}", flush=True)
     binary, python = shlex.quote(BINARY), shlex.quote(sys.executable)
-    shell = f"set -o pipefail; forebay() {{ {binary} \"$@\"; }}; python() {{ {python} \"$@\"; }}; {command}"
+    shell = f'set -o pipefail; forebay() {{ {binary} "$@"; }}; python() {{ {python} "$@"; }}; {command}'
     done = subprocess.run(["bash", "-c", shell], cwd=REPO, env=os.environ | {"FOREBAY_BIN": BINARY})
     if done.returncode:
         raise SystemExit(f"demo: the command above ended with status {done.returncode}")
@@ -43,8 +43,8 @@ def main() -> None:
     run(f"python examples/digits/train.py --root {ROOT} --job digits-train")
     say("What did it see? Labels per split:")
     run(
-        f"forebay sql --root {ROOT} \"SELECT split, sum(n) AS rows, min(n) AS fewest_of_a_digit, max(n) AS most_of_a_digit FROM"
-        " (SELECT split, label, count(*) AS n FROM digits WHERE epoch = 0 GROUP BY split, label) GROUP BY split ORDER BY split\""
+        f'forebay sql --root {ROOT} "SELECT split, sum(n) AS rows, min(n) AS fewest_of_a_digit, max(n) AS most_of_a_digit FROM'
+        ' (SELECT split, label, count(*) AS n FROM digits WHERE epoch = 0 GROUP BY split, label) GROUP BY split ORDER BY split"'
     )
     say("Which rows came from which source file:")
     run(

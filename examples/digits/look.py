@@ -1,6 +1,6 @@
 """The same rows opened with Polars: the stored epochs are plain Parquet behind a Delta log.
 
-    forebay datasets show digits --root data/demo --json | python examples/digits/look.py
+forebay datasets show digits --root data/demo --json | python examples/digits/look.py
 """
 
 import json

@@ -16,7 +16,7 @@ import numpy as np
 class Softmax:
     """Multinomial logistic regression by gradient descent with momentum."""
 
-    def __init__(self, features: int, classes: int, rate: float = 0.2, momentum: float = 0.9):
+    def __init__(self, features: int, classes: int, rate: float = 0.12, momentum: float = 0.9):
         self.weights = np.zeros((features + 1, classes))
         self.velocity = np.zeros_like(self.weights)
         self.rate, self.momentum = rate, momentum
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--server", help="a running server, grpc://host:port")
     parser.add_argument("--job", default="digits-train")
     parser.add_argument("--passes", type=int, default=9)
-    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=32)
     args = parser.parse_args()
 
     with forebay.connect(args.server, root=args.root) as client:

@@ -2,9 +2,8 @@
 
 import pathlib
 
-import pytest
-
 import forebay
+import pytest
 
 ROWS = 1000
 

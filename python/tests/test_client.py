@@ -7,11 +7,10 @@ import subprocess
 import sys
 import time
 
+import forebay
 import pyarrow as pa
 import pytest
 from conftest import ROWS
-
-import forebay
 
 
 def test_materialize_again_reads_nothing(client, folder):

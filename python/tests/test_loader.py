@@ -5,12 +5,11 @@ import subprocess
 import sys
 import threading
 
+import forebay
 import numpy as np
 import pyarrow as pa
 import pytest
 from conftest import ROWS
-
-import forebay
 
 
 def rows(batches) -> list[int]:

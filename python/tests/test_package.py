@@ -3,11 +3,10 @@
 import subprocess
 import sys
 
+import forebay
 import numpy as np
 import pyarrow as pa
 import pytest
-
-import forebay
 from forebay import arrays, errors, modules
 
 

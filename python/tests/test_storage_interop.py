@@ -102,7 +102,12 @@ def test_the_schema_keeps_what_the_stored_types_stood_for():
 
 
 def test_polars_prunes_and_projects():
-    frame = polars.scan_delta(TABLE).filter((polars.col("epoch") == 1) & (polars.col("_id") >= 990)).select("_id", "n").collect()
+    frame = (
+        polars.scan_delta(TABLE)
+        .filter((polars.col("epoch") == 1) & (polars.col("_id") >= 990))
+        .select("_id", "n")
+        .collect()
+    )
     assert sorted(frame["_id"].to_list()) == list(range(990, 1000))
     assert set(frame["n"].drop_nulls().to_list()) == {i * 10 + 1 for i in range(990, 1000) if i % 5}
 
@@ -111,7 +116,9 @@ def test_duckdb_reads_the_files():
     relation = duckdb.sql(f"SELECT * FROM read_parquet({files()!r}, hive_partitioning = true)")
     names = relation.columns
     check(dict(zip(names, row)) for row in relation.fetchall())
-    sums = duckdb.sql(f"SELECT epoch, count(*), sum(n), min(small) FROM read_parquet({files()!r}, hive_partitioning = true) GROUP BY 1 ORDER BY 1").fetchall()
+    sums = duckdb.sql(
+        f"SELECT epoch, count(*), sum(n), min(small) FROM read_parquet({files()!r}, hive_partitioning = true) GROUP BY 1 ORDER BY 1"
+    ).fetchall()
     assert sums == [(e, ROWS, sum(i * 10 + e for i in range(ROWS) if i % 5), 65535 - 999) for e in range(EPOCHS)]
 
 

@@ -114,7 +114,8 @@ fn add_epoch(batch: RecordBatch, epoch: EpochId, schema: &SchemaRef) -> Result<R
     let number = i32::try_from(epoch.0).unwrap_or(i32::MAX);
     let mut columns = batch.columns().to_vec();
     columns.push(Arc::new(Int32Array::from(vec![number; batch.num_rows()])));
-    RecordBatch::try_new(schema.clone(), columns).map_err(|e| Error::internal(format!("a shard's rows are not of its dataset's schema: {e}")))
+    RecordBatch::try_new(schema.clone(), columns)
+        .map_err(|e| Error::internal(format!("a shard's rows are not of its dataset's schema: {e}")))
 }
 
 #[async_trait]
@@ -153,7 +154,12 @@ impl Backend for EngineBackend {
             serde_json::to_value(Group { dataset: version.name.clone(), version: version.version, shards })
                 .map_err(|e| Error::internal(format!("a ticket could not be made: {e}")))
         };
-        Ok(DatasetFlight { schema: with_epoch(&version.schema), groups: groups.into_iter().map(payload).collect::<Result<_>>()?, rows, bytes })
+        Ok(DatasetFlight {
+            schema: with_epoch(&version.schema),
+            groups: groups.into_iter().map(payload).collect::<Result<_>>()?,
+            rows,
+            bytes,
+        })
     }
 
     async fn read_group(&self, payload: Value) -> Result<BatchSource> {
@@ -177,7 +183,8 @@ impl Backend for EngineBackend {
     async fn query(&self, sql: &str) -> Result<QueryPlan> {
         self.0.metrics().queries.inc();
         let schema = self.0.catalog().schema(sql).await?;
-        let payload = serde_json::to_value(Query { sql: sql.to_owned() }).map_err(|e| Error::internal(format!("a ticket could not be made: {e}")))?;
+        let payload =
+            serde_json::to_value(Query { sql: sql.to_owned() }).map_err(|e| Error::internal(format!("a ticket could not be made: {e}")))?;
         Ok(QueryPlan { schema, payload })
     }
 
@@ -208,7 +215,9 @@ impl Backend for EngineBackend {
                     .with_remedy("a job's place is kept by its name: join it again to go on"));
             }
             other => {
-                return Err(Error::unsupported(format!("there is no action `{}`", other.escape_debug())).with_remedy("ListActions names them"));
+                return Err(
+                    Error::unsupported(format!("there is no action `{}`", other.escape_debug())).with_remedy("ListActions names them")
+                );
             }
         })
     }

@@ -133,10 +133,22 @@ fn wrong_pipelines_name_the_key_and_the_nearest_known_one() {
         ("name = \"Upper\"\n[source]\nuri = \"data/*.csv\"\nformat = \"csv\"\n", vec!["name", "Upper"]),
         ("name = \"x\"\n[source]\nuri = \"data/*.csv\"\nformat = \"cvs\"\n", vec!["source.format", "csv"]),
         ("name = \"x\"\n[source]\nuri = \"data/*.csv\"\nformat = \"csv\"\n[epochs]\ncount = \"three\"\n", vec!["epochs.count"]),
-        ("name = \"x\"\n[source]\nuri = \"data/*.csv\"\nformat = \"csv\"\n[[steps]]\nname = \"s\"\nsql = \"SELECT m FROM input\"\n", vec!["sql", "m"]),
-        ("name = \"x\"\n[source]\nuri = \"data/*.csv\"\nformat = \"csv\"\n[[steps]]\nname = \"s\"\nsql = \"SELECT max(n) AS n FROM input\"\n", vec!["sql", "max"]),
-        ("name = \"x\"\n[source]\nuri = \"data/*.csv\"\nformat = \"csv\"\n[[steps]]\nname = \"s\"\npython = \"nowhere:run\"\n", vec!["nowhere"]),
-        ("name = \"x\"\n[source]\nuri = \"data/*.csv\"\nformat = \"csv\"\n[[steps]]\nname = \"s\"\nsql = \"SELECT n FROM input WHERE n > 1\"\n[output]\ncut = \"source\"\n", vec!["cut"]),
+        (
+            "name = \"x\"\n[source]\nuri = \"data/*.csv\"\nformat = \"csv\"\n[[steps]]\nname = \"s\"\nsql = \"SELECT m FROM input\"\n",
+            vec!["sql", "m"],
+        ),
+        (
+            "name = \"x\"\n[source]\nuri = \"data/*.csv\"\nformat = \"csv\"\n[[steps]]\nname = \"s\"\nsql = \"SELECT max(n) AS n FROM input\"\n",
+            vec!["sql", "max"],
+        ),
+        (
+            "name = \"x\"\n[source]\nuri = \"data/*.csv\"\nformat = \"csv\"\n[[steps]]\nname = \"s\"\npython = \"nowhere:run\"\n",
+            vec!["nowhere"],
+        ),
+        (
+            "name = \"x\"\n[source]\nuri = \"data/*.csv\"\nformat = \"csv\"\n[[steps]]\nname = \"s\"\nsql = \"SELECT n FROM input WHERE n > 1\"\n[output]\ncut = \"source\"\n",
+            vec!["cut"],
+        ),
     ] {
         home.write("p.toml", text);
         let said = home.fails(2, &["materialize", "p.toml"]);

@@ -45,7 +45,10 @@ fn assert_free_of(crate_name: &str, forbidden: &[&str]) {
 
 #[test]
 fn core_knows_no_io_no_clock_no_arrow_no_grpc() {
-    assert_free_of("forebay-core", &["tokio", "arrow", "tonic", "hyper", "object_store", "chrono", "rand", "datafusion", "parquet", "futures"]);
+    assert_free_of(
+        "forebay-core",
+        &["tokio", "arrow", "tonic", "hyper", "object_store", "chrono", "rand", "datafusion", "parquet", "futures"],
+    );
 }
 
 #[test]
@@ -60,7 +63,10 @@ fn sql_knows_no_grpc_services() {
 
 #[test]
 fn flight_knows_no_datafusion_and_no_storage() {
-    assert_free_of("forebay-flight", &["datafusion", "parquet", "object_store", "deltalake", "slatedb", "forebay-storage", "forebay-sql", "forebay-server"]);
+    assert_free_of(
+        "forebay-flight",
+        &["datafusion", "parquet", "object_store", "deltalake", "slatedb", "forebay-storage", "forebay-sql", "forebay-server"],
+    );
 }
 
 #[test]

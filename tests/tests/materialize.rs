@@ -22,11 +22,18 @@ fn digits_become_three_epochs_that_differ_and_are_split_exactly() {
     assert_eq!(home.number("SELECT count(*) AS n FROM digits"), 3 * 1797);
     assert_eq!(home.number("SELECT count(DISTINCT epoch) AS n FROM digits"), 3);
     // 80 % of each of ten labels by largest remainder.
-    for row in home.sql("SELECT label, count(*) AS n, sum(CASE WHEN split = 'train' THEN 1 ELSE 0 END) AS train FROM digits WHERE epoch = 0 GROUP BY label") {
+    for row in home.sql(
+        "SELECT label, count(*) AS n, sum(CASE WHEN split = 'train' THEN 1 ELSE 0 END) AS train FROM digits WHERE epoch = 0 GROUP BY label",
+    ) {
         let (n, train) = (row["n"].as_i64().unwrap(), row["train"].as_i64().unwrap());
         assert!((train as f64 - 0.8 * n as f64).abs() < 1.0, "{row}");
     }
-    assert_eq!(home.number("SELECT count(*) AS n FROM digits a JOIN digits b ON a._id = b._id AND a.epoch = 0 AND b.epoch = 1 WHERE a.split <> b.split"), 0);
+    assert_eq!(
+        home.number(
+            "SELECT count(*) AS n FROM digits a JOIN digits b ON a._id = b._id AND a.epoch = 0 AND b.epoch = 1 WHERE a.split <> b.split"
+        ),
+        0
+    );
     let means = home.sql("SELECT epoch, sum(tensor_mean(image)) AS m FROM digits GROUP BY epoch ORDER BY epoch");
     assert_ne!(means[0]["m"], means[1]["m"], "every epoch is augmented anew");
     assert_ne!(means[1]["m"], means[2]["m"]);
@@ -134,14 +141,8 @@ fn killed_at_any_moment_and_resumed_until_done() {
 fn an_interrupt_cleans_up_and_says_how_to_go_on() {
     let home = Home::new();
     many_files(&home);
-    home.write(
-        "slow.py",
-        "import time\n\ndef nap(batch):\n    time.sleep(0.4)\n    return batch\n",
-    );
-    home.write(
-        "p.toml",
-        csv_pipeline("numbers", "SELECT n, label FROM input", "") + "[[steps]]\nname = \"nap\"\npython = \"slow:nap\"\n",
-    );
+    home.write("slow.py", "import time\n\ndef nap(batch):\n    time.sleep(0.4)\n    return batch\n");
+    home.write("p.toml", csv_pipeline("numbers", "SELECT n, label FROM input", "") + "[[steps]]\nname = \"nap\"\npython = \"slow:nap\"\n");
     let mut child = home.command(&["materialize", "p.toml", "--epochs", "0..20"]).stderr(std::process::Stdio::piped()).spawn().unwrap();
     std::thread::sleep(Duration::from_secs(3));
     let killed = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();

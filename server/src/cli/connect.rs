@@ -118,11 +118,12 @@ pub(super) async fn with_interrupt<T>(
 ) -> Outcome<T> {
     let config = connection.settings(Vec::new())?;
     let session = tokio::select! {
-        session = Session::open(&config, access) => session?,
+        // Boxed: starting an engine is a large future, and every command would carry it.
+        session = Box::pin(Session::open(&config, access)) => session?,
         () = interrupted() => return Err(cancelled()),
     };
-    let result = body(&session.client).await;
-    let finished = session.finish().await;
+    let result = Box::pin(body(&session.client)).await;
+    let finished = Box::pin(session.finish()).await;
     let value = result?;
     finished?;
     Ok(value)

@@ -64,7 +64,8 @@ fn json_of<T: serde::Serialize>(value: &T) -> Result<Value> {
 
 /// Reads an action's body.
 pub(crate) fn body<T: serde::de::DeserializeOwned>(action: &str, body: Value) -> Result<T> {
-    serde_json::from_value(body).map_err(|e| Error::bad_input(format!("{action}: {e}")).with_remedy("see the JSON bodies in docs/protocol.md"))
+    serde_json::from_value(body)
+        .map_err(|e| Error::bad_input(format!("{action}: {e}")).with_remedy("see the JSON bodies in docs/protocol.md"))
 }
 
 impl Engine {
@@ -109,21 +110,14 @@ impl Engine {
 
     async fn detail(&self, name: &str, version: Option<u64>) -> Result<DatasetDetail> {
         let v = self.known(name, version.map(VersionId)).await?;
-        let columns = v.schema.fields().iter().map(|f| ColumnInfo {
-            name: f.name().clone(),
-            r#type: types::type_name(f),
-            nullable: f.is_nullable(),
-        });
+        let columns =
+            v.schema.fields().iter().map(|f| ColumnInfo { name: f.name().clone(), r#type: types::type_name(f), nullable: f.is_nullable() });
         Ok(DatasetDetail {
             summary: summary(&v),
             fingerprint: v.properties.get(property::FINGERPRINT).cloned().unwrap_or_default(),
             columns: columns.collect(),
             epochs_detail: epochs(&v),
-            files: v
-                .shards
-                .iter()
-                .map(|s| FileInfo { path: s.path.clone(), epoch: s.epoch.0, rows: s.rows(), bytes: s.size })
-                .collect(),
+            files: v.shards.iter().map(|s| FileInfo { path: s.path.clone(), epoch: s.epoch.0, rows: s.rows(), bytes: s.size }).collect(),
             table: self.root().table_url(&v.name),
             pipeline: spec(&v).map_or(Ok(Value::Null), |s| json_of(&s))?,
         })

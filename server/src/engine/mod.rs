@@ -176,7 +176,8 @@ impl Engine {
     pub async fn start(config: EngineConfig) -> Result<RunningEngine> {
         check_open_port(&config)?;
         let listener = TcpListener::bind(config.listen).await.map_err(|e| {
-            Error::failed_precondition(format!("can't listen on {}: {e}", config.listen)).with_remedy("choose another address with --listen")
+            Error::failed_precondition(format!("can't listen on {}: {e}", config.listen))
+                .with_remedy("choose another address with --listen")
         })?;
         let address = listener.local_addr().map_err(|e| Error::internal(format!("the port has no address: {e}")))?;
         let root = Root::open(&config.root, !config.read_only).await?;

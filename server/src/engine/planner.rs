@@ -70,7 +70,12 @@ impl EnginePlanner {
     }
 
     /// Evaluates the job's filter once, and keeps the rows that pass.
-    async fn select(&self, settings: &JobSettings, version: &Arc<DatasetVersion>, epoch: EpochId) -> Result<Option<crate::serve::pass::NamedSelection>> {
+    async fn select(
+        &self,
+        settings: &JobSettings,
+        version: &Arc<DatasetVersion>,
+        epoch: EpochId,
+    ) -> Result<Option<crate::serve::pass::NamedSelection>> {
         let Some(filter) = &settings.filter else { return Ok(None) };
         let catalog = self.catalog.get().ok_or_else(|| Error::internal("the planner has no catalog yet"))?;
         let selection = select_rows(catalog, version.clone(), epoch, filter).await?;

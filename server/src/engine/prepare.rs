@@ -94,8 +94,11 @@ impl Engine {
     fn check_allowed(&self, spec: &PipelineSpec) -> Result<()> {
         let python = spec.steps.iter().find(|s| matches!(s.kind, StepKind::Python { .. }));
         if let (Some(step), false) = (python, self.config().python_allow) {
-            return Err(Error::new(Kind::PermissionDenied, format!("step `{}` is Python, which this server does not run for its clients", step.name))
-                .with_remedy("set python.allow = true in its forebay.toml (FOREBAY_PYTHON_ALLOW), or materialize embedded with --root"));
+            return Err(Error::new(
+                Kind::PermissionDenied,
+                format!("step `{}` is Python, which this server does not run for its clients", step.name),
+            )
+            .with_remedy("set python.allow = true in its forebay.toml (FOREBAY_PYTHON_ALLOW), or materialize embedded with --root"));
         }
         Ok(())
     }
@@ -123,7 +126,9 @@ fn used_modules(spec: &PipelineSpec, modules: &BTreeMap<String, String>) -> BTre
 fn epochs_of(spec: &PipelineSpec, asked: Option<(u32, u32)>) -> Result<Vec<EpochId>> {
     let (from, to) = asked.unwrap_or((0, spec.epochs.count));
     if from >= to {
-        return Err(Error::bad_input(format!("--epochs {from}..{to} is empty")).with_remedy("ranges exclude their end: 0..3 is epochs 0, 1 and 2"));
+        return Err(
+            Error::bad_input(format!("--epochs {from}..{to} is empty")).with_remedy("ranges exclude their end: 0..3 is epochs 0, 1 and 2")
+        );
     }
     Ok((from..to).map(EpochId).collect())
 }
@@ -147,8 +152,10 @@ fn task_bytes(snapshot: &SourceSnapshot) -> Vec<u64> {
 
 /// What else is in the fingerprint, each under a name that users understand: names the difference when the specs are equal.
 fn parts(spec: &PipelineSpec, code: &BTreeMap<String, String>, snapshot: &SourceSnapshot) -> BTreeMap<String, String> {
-    let mut parts: BTreeMap<String, String> =
-        code.iter().map(|(name, text)| (format!("module {name}"), forebay_core::digest::hex(forebay_core::random::text_key(text)))).collect();
+    let mut parts: BTreeMap<String, String> = code
+        .iter()
+        .map(|(name, text)| (format!("module {name}"), forebay_core::digest::hex(forebay_core::random::text_key(text))))
+        .collect();
     let mut source = String::new();
     for file in &snapshot.files {
         source.push_str(&format!("{}\n{}\n{}\n", file.path, file.size, file.stamp));

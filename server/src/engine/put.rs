@@ -5,9 +5,7 @@
 
 use arrow::ipc::writer::FileWriter;
 use forebay_core::ids::DatasetName;
-use forebay_core::pipeline::{
-    Compression, EpochsSpec, IndexSpec, OnError, OutputSpec, PipelineSpec, Shuffle, SourceFormat, SourceSpec,
-};
+use forebay_core::pipeline::{Compression, EpochsSpec, IndexSpec, OnError, OutputSpec, PipelineSpec, Shuffle, SourceFormat, SourceSpec};
 use forebay_core::{Error, Kind, Result};
 use forebay_flight::api::MaterializeRequest;
 use forebay_flight::backend::BatchSource;
@@ -36,7 +34,10 @@ impl Mode {
             None | Some("create") => Ok(Self::Create),
             Some("append") => Ok(Self::Append),
             Some("replace") => Ok(Self::Replace),
-            Some(other) => Err(Error::bad_input(format!("mode `{other}` is not known")).with_remedy("use append or replace, or no mode for a new dataset")),
+            Some(other) => {
+                Err(Error::bad_input(format!("mode `{other}` is not known"))
+                    .with_remedy("use append or replace, or no mode for a new dataset"))
+            }
         }
     }
 }
@@ -74,8 +75,10 @@ impl Engine {
         match mode {
             Mode::Create => Err(Error::new(Kind::AlreadyExists, format!("dataset `{name}` exists"))
                 .with_remedy("write with mode=\"append\" or mode=\"replace\", or choose another name")),
-            Mode::Append if !written => Err(Error::failed_precondition(format!("dataset `{name}` was made by a pipeline, rows can't be appended to it"))
-                .with_remedy("write to another name, or use mode=\"replace\"")),
+            Mode::Append if !written => {
+                Err(Error::failed_precondition(format!("dataset `{name}` was made by a pipeline, rows can't be appended to it"))
+                    .with_remedy("write to another name, or use mode=\"replace\""))
+            }
             Mode::Replace => Ok(Vec::new()),
             Mode::Append => Ok(spec_files(&version.properties)),
         }
@@ -116,7 +119,8 @@ impl Engine {
     }
 
     async fn unstage(&self, name: &DatasetName, file: &str) {
-        let gone = forebay_storage::artifact::delete(self.root(), forebay_storage::artifact::Of::Dataset(name), &format!("put/{file}")).await;
+        let gone =
+            forebay_storage::artifact::delete(self.root(), forebay_storage::artifact::Of::Dataset(name), &format!("put/{file}")).await;
         if let Err(error) = gone {
             tracing::warn!(%error, dataset = %name, "a refused put's file could not be removed");
         }

@@ -110,7 +110,13 @@ impl Parts {
         Ok(Self { engine, owner })
     }
 
-    pub(super) async fn serve(self, config: EngineConfig, listener: TcpListener, address: SocketAddr, compute: Compute) -> Result<RunningEngine> {
+    pub(super) async fn serve(
+        self,
+        config: EngineConfig,
+        listener: TcpListener,
+        address: SocketAddr,
+        compute: Compute,
+    ) -> Result<RunningEngine> {
         let engine = Arc::new(self.engine);
         let (stop, worker_stop) = (CancellationToken::new(), CancellationToken::new());
         let worker = match &self.owner {

@@ -3,9 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use forebay_core::ids::{DatasetName, EpochId, PassId, VersionId};
-use forebay_core::job::{JobSettings, Passes};
-use forebay_core::{Error, Result};
+use forebay_core::Result;
+use forebay_core::ids::{DatasetName, VersionId};
 use forebay_storage::delta::{self, DatasetVersion};
 use forebay_storage::root::Root;
 use parking_lot::Mutex;
@@ -64,17 +63,4 @@ impl View {
         }
         Ok(versions)
     }
-}
-
-/// The epoch that pass `pass` reads when `stored` epochs exist or are being written: pass p reads the p-th, or p mod C beyond them.
-pub fn epoch_of(settings: &JobSettings, pass: PassId, stored: &[EpochId]) -> Result<EpochId> {
-    let number = match &settings.epochs {
-        Passes::List(list) => *list.get(pass.0 as usize).ok_or_else(|| Error::internal(format!("pass {pass} is not one of the job's")))?,
-        _ => pass.0,
-    };
-    let count = u32::try_from(stored.len()).unwrap_or(u32::MAX);
-    if count == 0 {
-        return Err(Error::failed_precondition(format!("dataset `{}` has no epoch yet", settings.dataset)).with_remedy("materialize it first"));
-    }
-    Ok(stored[(number % count) as usize])
 }

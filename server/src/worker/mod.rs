@@ -16,8 +16,6 @@ use forebay_storage::root::Root;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-
-
 use crate::dispatcher::Dispatcher;
 use crate::metrics::Metrics;
 
@@ -38,7 +36,14 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(name: WorkerName, root: Root, dispatcher: Dispatcher, python: Arc<PythonPool>, metrics: Metrics, runs: Arc<task::Runs>) -> Self {
+    pub(crate) fn new(
+        name: WorkerName,
+        root: Root,
+        dispatcher: Dispatcher,
+        python: Arc<PythonPool>,
+        metrics: Metrics,
+        runs: Arc<task::Runs>,
+    ) -> Self {
         Self { name, root, dispatcher, python, metrics, runs }
     }
 

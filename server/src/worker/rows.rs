@@ -19,9 +19,9 @@ pub(crate) fn parts(batch: &RecordBatch) -> Option<&Int32Array> {
 
 /// A column's values as text, one per row; null where the value is.
 pub(crate) fn texts(batch: &RecordBatch, column: &str) -> Result<Vec<Option<String>>> {
-    let array = batch
-        .column_by_name(column)
-        .ok_or_else(|| Error::bad_input(format!("split: there is no column `{column}`")).with_remedy("name a column of the last stored step"))?;
+    let array = batch.column_by_name(column).ok_or_else(|| {
+        Error::bad_input(format!("split: there is no column `{column}`")).with_remedy("name a column of the last stored step")
+    })?;
     let text = arrow::compute::cast(array, &arrow::datatypes::DataType::Utf8)
         .map_err(|e| Error::bad_input(format!("split: column `{column}` can't be compared as text: {e}")))?;
     let text = text.as_string::<i32>();

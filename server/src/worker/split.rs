@@ -80,7 +80,8 @@ pub(crate) fn check(spec: &SplitSpec, schema: &Schema) -> Result<()> {
     };
     let field = schema.field_with_name(column).map_err(|_| {
         let names: Vec<_> = schema.fields().iter().map(|f| f.name().as_str()).collect();
-        Error::bad_input(format!("split.{key}: the stored rows have no column `{column}`")).with_remedy(format!("they have {}", names.join(", ")))
+        Error::bad_input(format!("split.{key}: the stored rows have no column `{column}`"))
+            .with_remedy(format!("they have {}", names.join(", ")))
     })?;
     if arrow::compute::can_cast_types(field.data_type(), &DataType::Utf8) && !field.data_type().is_nested() {
         return Ok(());

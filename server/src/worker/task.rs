@@ -22,8 +22,8 @@ use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
-use super::split::{Fitting, Splitter, with_split};
 use super::Worker;
+use super::split::{Fitting, Splitter, with_split};
 use crate::dispatcher::{Quarantined, RunSpec, TaskLease};
 
 /// Runs whose compiled steps are kept: a process works on few pipelines at a time.
@@ -42,10 +42,13 @@ pub(crate) struct PreparedRun {
     pub(crate) schema: SchemaRef,
 }
 
+/// A run that is compiled by whoever asks for it first.
+type Cell = Arc<OnceCell<Arc<PreparedRun>>>;
+
 /// Prepared runs by fingerprint.
 #[derive(Debug, Default)]
 pub(crate) struct Runs {
-    kept: Mutex<VecDeque<(String, Arc<OnceCell<Arc<PreparedRun>>>)>>,
+    kept: Mutex<VecDeque<(String, Cell)>>,
 }
 
 impl Runs {
@@ -56,7 +59,7 @@ impl Runs {
             match kept.iter().find(|(fingerprint, _)| *fingerprint == spec.fingerprint) {
                 Some((_, cell)) => cell.clone(),
                 None => {
-                    let cell: Arc<OnceCell<_>> = Arc::default();
+                    let cell = Cell::default();
                     kept.push_back((spec.fingerprint.clone(), cell.clone()));
                     if kept.len() > KEPT {
                         kept.pop_front();
@@ -104,7 +107,6 @@ impl PreparedRun {
 /// What became of one task.
 struct Output {
     shards: Vec<ShardMeta>,
-    rows: u64,
     bad: Vec<BadRow>,
     bad_count: u64,
 }
@@ -177,7 +179,7 @@ impl Worker {
                 return Err(error);
             }
         }
-        Ok(Output { shards: writer.finish().await?, rows: rows_done, bad, bad_count })
+        Ok(Output { shards: writer.finish().await?, bad, bad_count })
     }
 }
 

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use super::stats::Stats;
 use crate::types::{ID, StoredSchema, TENSOR_KEY, delta_schema_json, encode};
 
-/// Smaller row groups cost a request each, larger ones memory at every reader.
-const ROW_GROUP_BYTES: std::ops::RangeInclusive<u64> = (4 << 20)..=(16 << 20);
+/// Below this a row group's own metadata outweighs its rows.
+const ROW_GROUP_BYTES: u64 = 4 << 10;
 /// Row offsets inside a row group are 32-bit, and a window's order is kept per row.
 const ROW_GROUP_ROWS: usize = 1 << 20;
 const STATISTICS_TRUNCATE: usize = 64;
@@ -64,7 +64,7 @@ impl Encoder {
         let properties = properties(&schema, output.compression)?;
         Ok(Self {
             properties,
-            row_group_bytes: output.row_group_size.clamp(*ROW_GROUP_BYTES.start(), *ROW_GROUP_BYTES.end()),
+            row_group_bytes: output.row_group_size.max(ROW_GROUP_BYTES),
             shard_bytes: output.shard_size.max(1),
             writer: None,
             pending: None,

@@ -24,7 +24,7 @@ pub(crate) fn name() -> DatasetName {
 }
 
 pub(crate) fn output(shard_size: u64, compression: Compression) -> OutputSpec {
-    OutputSpec { cut: 0, shard_size, row_group_size: 1, compression, on_error: OnError::Fail }
+    OutputSpec { cut: 0, shard_size, row_group_size: 4 << 20, compression, on_error: OnError::Fail }
 }
 
 /// `_id`, `_source`, a label with nulls and an image of 64 x 64 bytes.
