@@ -4,4 +4,5 @@
 mod bad_input;
 mod layering;
 mod materialize;
+mod serve;
 mod support;
