@@ -111,6 +111,9 @@ pub(crate) fn caught<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
 pub(crate) fn to_error(error: DataFusionError) -> Error {
     let position = error.diagnostic().and_then(|d| d.span).map(|s| (s.start.line, s.start.column));
     let (kind, message) = kind_and_message(&error);
+    if message.contains("would be ambiguous") || message.contains("have the same name") {
+        return Error::new(kind, message).with_remedy("give each column a name of its own with AS");
+    }
     match position.filter(|(line, _)| *line > 0 && !message.contains("Line: ")) {
         Some((line, column)) => Error::new(kind, format!("{message} (line {line}, column {column})")),
         None => Error::new(kind, message),

@@ -79,6 +79,19 @@ pub async fn snapshot(
     snapshot::take(spec, base, previous, allow, Limits::default()).await
 }
 
+/// Whether a source that is read in the same way as when `previous` was taken still has the same files. Lists them and opens none.
+///
+/// # Errors
+/// As [`snapshot`], for patterns that match nothing and for what `allow` refuses.
+pub async fn unchanged(
+    spec: &SourceSpec,
+    base: &str,
+    previous: &SourceSnapshot,
+    allow: &(dyn Fn(&str) -> bool + Send + Sync),
+) -> Result<bool> {
+    snapshot::unchanged(spec, base, previous, allow).await
+}
+
 /// The columns that [`read_task`] yields: `_id` (Int64), `_source` (Utf8), then the source's own.
 pub async fn source_schema(spec: &SourceSpec, snapshot: &SourceSnapshot) -> Result<SchemaRef> {
     let stores = Stores::new();

@@ -38,7 +38,7 @@ fn a_row_of_a_hundred_megabytes_is_stored_served_and_queried() {
     home.write("files/small/blob.bin", b"tiny");
     home.write("p.toml", "name = \"blobs\"\n[source]\nuri = \"files/**\"\nformat = \"files\"\n");
     home.ok(&["materialize", "p.toml"]);
-    assert_eq!(home.number("SELECT max(octet_length(content)) AS n FROM blobs"), 100 << 20);
+    assert_eq!(home.number("SELECT max(size) AS n FROM blobs"), 100 << 20);
     home.ok(&["read", "blobs", "--json"]);
 }
 
@@ -84,7 +84,7 @@ fn file_names_that_are_not_utf8_survive() {
     std::fs::write(folder.join(std::ffi::OsStr::from_bytes(b"caf\xe9.txt")), b"meow").unwrap();
     home.write("p.toml", "name = \"blobs\"\n[source]\nuri = \"files/**\"\nformat = \"files\"\n");
     home.ok(&["materialize", "p.toml"]);
-    let rows = home.sql("SELECT _source, label, octet_length(content) AS n FROM blobs");
+    let rows = home.sql("SELECT _source, label, octet_length(encode(content, 'hex')) / 2 AS n FROM blobs");
     assert_eq!(rows.len(), 1);
     assert_eq!((rows[0]["label"].as_str(), rows[0]["n"].as_i64()), (Some("cats"), Some(4)));
     assert!(rows[0]["_source"].as_str().unwrap().contains("caf%E9.txt"), "{rows:?}");
@@ -139,7 +139,7 @@ fn wrong_pipelines_name_the_key_and_the_nearest_known_one() {
         ),
         (
             "name = \"x\"\n[source]\nuri = \"data/*.csv\"\nformat = \"csv\"\n[[steps]]\nname = \"s\"\nsql = \"SELECT max(n) AS n FROM input\"\n",
-            vec!["sql", "max"],
+            vec!["sql", "aggregate"],
         ),
         (
             "name = \"x\"\n[source]\nuri = \"data/*.csv\"\nformat = \"csv\"\n[[steps]]\nname = \"s\"\npython = \"nowhere:run\"\n",

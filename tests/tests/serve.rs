@@ -200,6 +200,12 @@ fn a_step_is_replayed_as_it_was() {
 #[test]
 fn a_dataset_dropped_while_it_is_read_ends_the_read_and_leaves_no_process_dead() {
     let home = thousand_rows();
+    let said = {
+        let _server = home.serve(&[]);
+        home.fails(1, &["materialize", "p.toml", "--epochs", "1..2"])
+    };
+    assert!(said.contains("sources.allow"), "a server reads what its settings allow: {said}");
+    home.write("forebay.toml", format!("[sources]\nallow = [\"{}\"]\n", home.path("data").display()));
     let server = home.serve(&[]);
     let mut reader = home
         .command(&["read", "numbers", "--job", "cut", "--epochs", "forever"])

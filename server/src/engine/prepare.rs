@@ -13,7 +13,7 @@ use forebay_storage::artifact::{self, Of};
 use forebay_storage::delta::DatasetVersion;
 use forebay_storage::{source, types};
 
-use super::Engine;
+use super::{Engine, admin};
 use crate::dispatcher::{RunRequest, RunSpec};
 use crate::worker::split as splitting;
 
@@ -50,7 +50,12 @@ impl Engine {
         // Files that clients wrote themselves lie under the root.
         let written = spec.source.format == SourceFormat::Put;
         let allow = |location: &str| written || self.allow().covers(location);
-        let snapshot = source::snapshot(&spec.source, &request.base, previous.as_ref(), &allow).await?;
+        let same_reading = stored.as_deref().and_then(admin::spec).is_some_and(|old| old.source == spec.source);
+        let snapshot = match previous {
+            // Nothing is opened when nothing changed.
+            Some(previous) if same_reading && source::unchanged(&spec.source, &request.base, &previous, &allow).await? => previous,
+            previous => source::snapshot(&spec.source, &request.base, previous.as_ref(), &allow).await?,
+        };
         let listed: Vec<(String, String)> = code.iter().map(|(name, text)| (name.clone(), text.clone())).collect();
         let fingerprint = pipeline::fingerprint(canonical, &listed, &snapshot);
         let unchanged = stored.as_ref().is_some_and(|v| v.properties.get(property::FINGERPRINT) == Some(&fingerprint));

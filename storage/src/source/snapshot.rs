@@ -61,6 +61,19 @@ pub(super) async fn take(
     Ok(SourceSnapshot { base, files: all, tasks, columns, next_id })
 }
 
+/// Whether the source still has exactly the files of `previous`: names, sizes and stamps, without opening any.
+pub(super) async fn unchanged(spec: &SourceSpec, base: &str, previous: &SourceSnapshot, allow: AllowFn<'_>) -> Result<bool> {
+    let base = path::base_location(base)?;
+    if base != previous.base {
+        return Ok(false);
+    }
+    let found = find(spec, &base, &Stores::new(), allow).await?;
+    let now: BTreeMap<String, (u64, String)> =
+        found.into_iter().map(|(location, file)| (path::relative(&base, &location), (file.size, file.stamp))).collect();
+    let before = previous.files.iter().map(|f| (f.path.clone(), (f.size, f.stamp.clone()))).collect();
+    Ok(now == before)
+}
+
 /// Every URI must match something.
 async fn find(spec: &SourceSpec, base: &str, stores: &Stores, allow: AllowFn<'_>) -> Result<Files> {
     let mut found = Files::new();
