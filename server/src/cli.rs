@@ -170,7 +170,7 @@ async fn run(cli: Cli) -> Result<(), Failure> {
     match command {
         Command::Demo(args) => Box::pin(demo::run(&connection, args, &out)).await,
         Command::Serve(args) => serve::run(&connection, args, &out).await,
-        Command::Materialize(args) => materialize::run(&connection, args, &out).await,
+        Command::Materialize(args) => Box::pin(materialize::run(&connection, args, &out)).await,
         Command::Datasets(args) => datasets::run(&connection, args, &out).await,
         Command::Epochs(args) => datasets::epochs(&connection, args, &out).await,
         Command::Jobs(args) => jobs::run(&connection, args, &out).await,

@@ -1,5 +1,7 @@
 //! Whole-system tests: one binary, so that the heavy dependencies are linked once.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+// A test binary has no public surface: what its modules share is `pub` for brevity.
+#![allow(unreachable_pub, missing_debug_implementations)]
 
 mod bad_input;
 mod layering;

@@ -223,3 +223,28 @@ fn a_dataset_dropped_while_it_is_read_ends_the_read_and_leaves_no_process_dead()
     assert_eq!(home.number("SELECT count(*) AS n FROM numbers"), 1000);
     drop(server);
 }
+
+/// One plain HTTP request; returns (status, body).
+fn get(server: &crate::support::Server, path: &str) -> (u16, String) {
+    use std::io::{Read, Write};
+    let address = server.http.trim_start_matches("http://");
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+#[test]
+fn health_metrics_and_console_answer_and_data_needs_the_token() {
+    let home = thousand_rows();
+    let server = home.serve(&["--token", "secret-word"]);
+    assert_eq!(get(&server, "/healthz").0, 200);
+    assert_eq!(get(&server, "/readyz").0, 200);
+    let (status, metrics) = get(&server, "/metrics");
+    assert_eq!(status, 200);
+    assert!(metrics.contains("forebay_materialized_rows_total") && !metrics.contains("secret-word"), "{metrics}");
+    assert!(get(&server, "/").1.contains("<title>Forebay</title>"));
+    assert_eq!(get(&server, "/api/v1/overview").0, 401);
+}
