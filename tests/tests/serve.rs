@@ -248,3 +248,26 @@ fn health_metrics_and_console_answer_and_data_needs_the_token() {
     assert!(get(&server, "/").1.contains("<title>Forebay</title>"));
     assert_eq!(get(&server, "/api/v1/overview").0, 401);
 }
+
+#[test]
+fn a_server_that_is_asked_to_end_accounts_for_what_was_granted() {
+    let home = thousand_rows();
+    let mut server = home.serve(&[]);
+    let mut reader = home
+        .command(&["read", "numbers", "--job", "left", "--epochs", "forever", "--batch-size", "4"])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    crate::support::eventually("the job is read", std::time::Duration::from_secs(20), || {
+        home.number("SELECT count(*) AS n FROM system.visits WHERE job = 'left' AND state = 'acknowledged'") > 0
+    });
+    reader.kill().unwrap();
+    reader.wait().unwrap();
+    assert!(std::process::Command::new("kill").args(["-INT", &server.child.id().to_string()]).status().unwrap().success());
+    crate::support::eventually("the server ends", std::time::Duration::from_secs(10), || server.child.try_wait().unwrap().is_some());
+    let open = home.number("SELECT count(*) AS n FROM system.visits WHERE job = 'left' AND state IN ('granted', 'sent')");
+    assert_eq!(open, 0, "nothing is left granted by a server that ended properly");
+    let unexplained = home.number("SELECT count(*) AS n FROM system.losses WHERE job = 'left' AND reason IS NULL");
+    assert_eq!(unexplained, 0);
+}

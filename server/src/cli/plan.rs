@@ -12,7 +12,7 @@ use super::read::SHUFFLES;
 const EXAMPLES: &str = "\
 Examples:
   forebay plan digits --root ./data                                  rows, windows and batches of pass 0
-  forebay plan digits --batch-size 64 --seed 7 --step 31             the rows of step 31, before or after it was served
+  forebay plan digits --batch-size 32 --seed 7 --step 31             the rows of step 31, before or after it was served
   forebay plan digits --job run1 --pass 2 --batch 12                 with the settings of a job
 
 A plan depends on the dataset's version, the pass, the seed, the batch size, the window, the shuffle and the filter, and on nothing else.";

@@ -204,6 +204,10 @@ impl RunningEngine {
         }
         drop(self.compute);
         let Some(owner) = self.owner.take() else { return Ok(()) };
+        // Streams that did not end by now never will: what they held is accounted for here, not by the next owner.
+        if let Err(error) = owner.dispatcher.worker_gone(self.engine.worker()).await {
+            tracing::debug!(%error, "the worker's end could not be written");
+        }
         owner.dispatcher.shutdown().await;
         let ended = owner.task.await.map_err(|e| Error::internal(format!("the dispatcher ended: {e}")))?;
         if let Some(lock) = owner.lock {

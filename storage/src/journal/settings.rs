@@ -39,7 +39,7 @@ fn settings(local: bool) -> Settings {
         l0_max_ssts_per_key: 16,
         l0_flush_parallelism: 1,
         compactor_options: Some(compactor()),
-        garbage_collector_options: Some(garbage(SWEEP_AGE)),
+        garbage_collector_options: Some(garbage(SWEEP_AGE, local)),
         object_store_max_retries: Some(if local { LOCAL_RETRIES } else { REMOTE_RETRIES }),
         ..Settings::default()
     }
@@ -66,7 +66,7 @@ fn compactor() -> CompactorOptions {
 
 /// Sweeps files that nothing names any more and that are older than `age`, tables and manifests than five times that: a reader that opened just
 /// before has this long to finish. A fence object outlives every writer that might still try to write at its place.
-fn garbage(age: Duration) -> GarbageCollectorOptions {
+fn garbage(age: Duration, local: bool) -> GarbageCollectorOptions {
     let directory =
         |seconds, min_age| Some(GarbageCollectorDirectoryOptions { interval: Some(Duration::from_secs(seconds)), min_age, dry_run: false });
     GarbageCollectorOptions {
@@ -76,6 +76,8 @@ fn garbage(age: Duration) -> GarbageCollectorOptions {
         compacted_options: directory(60, age * 5),
         compactions_options: directory(60, age * 5),
         detach_options: Some(GarbageCollectorScheduleOptions { interval: Some(Duration::from_mins(10)) }),
+        // Local stores can't update an object conditionally. They need not: the root's lock lets no second owner in while a stale one lives.
+        boundary_files_enabled: !local,
         ..GarbageCollectorOptions::default()
     }
 }
@@ -83,7 +85,8 @@ fn garbage(age: Duration) -> GarbageCollectorOptions {
 /// The collector's first tick comes an interval after opening, which a short-lived process never sees; so each opening sweeps once.
 pub(super) async fn sweep_once(root: Root, age: Duration) {
     let admin = slatedb::admin::AdminBuilder::new(JOURNAL_PATH, root.journal_store()).build();
-    if let Err(error) = admin.run_gc_once(garbage(age)).await {
+    let local = root.local_path().is_some();
+    if let Err(error) = admin.run_gc_once(garbage(age, local)).await {
         tracing::debug!(%error, "sweeping the journal failed");
     }
 }
