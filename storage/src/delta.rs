@@ -6,7 +6,7 @@
 //! The log is read here and not through a library, for three reasons: an add action's tags (task, part, row groups) are what plans are made
 //! of and the libraries' file views leave them out; a commit must land at one exact version with journaled bytes or not at all, without a
 //! library's retries; and paths from a log must be refused before anything opens them. What is written is plain Delta (reader 1, writer 2,
-//! no features), and the tests read it back through `deltalake-core`, checkpoints included.
+//! no features), and `python/tests/test_storage_*.py` read it back through delta-rs and let delta-rs write to it, checkpoints included.
 
 mod actions;
 mod commit;

@@ -1,12 +1,12 @@
-//! Whatever epochs are published, replaced, checkpointed and cleaned away: each version holds exactly what a plain model says.
+//! Whatever epochs are published and replaced: each version holds exactly what a plain model says. (Checkpoints are other writers' work:
+//! `python/tests/test_storage_foreign_writer.py`.)
 
 use forebay_core::ids::{EpochId, VersionId};
 use forebay_core::pipeline::Compression;
-use object_store::ObjectStoreExt;
 use proptest::prelude::*;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use super::super::{EpochCommit, commit_at, commit_body, open_version, paths};
+use super::super::{EpochCommit, commit_at, commit_body, open_version};
 use crate::root::Root;
 use crate::shard::tests::{epoch_commit, name, output, read_all, rows, write};
 
@@ -16,15 +16,12 @@ enum Step {
     Publish(usize),
     /// Replaces everything by one epoch with this many rows.
     Replace(usize),
-    /// Lets the library write a checkpoint, and removes the commits behind it when told to.
-    Checkpoint { clean: bool },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         4 => (0_usize..4).prop_map(Step::Publish),
         1 => (0_usize..4).prop_map(Step::Replace),
-        1 => any::<bool>().prop_map(|clean| Step::Checkpoint { clean }),
     ];
     proptest::collection::vec(step, 1..10)
 }
@@ -46,24 +43,11 @@ async fn check(steps: Vec<Step>) -> Result<(), TestCaseError> {
     let folder = tempfile::tempdir().unwrap();
     let root = Root::open(folder.path().to_str().unwrap(), true).await.unwrap();
     let mut models: Vec<Model> = Vec::new();
-    let mut readable = BTreeSet::new();
     for (n, step) in steps.into_iter().enumerate() {
         let mut model = models.last().cloned().unwrap_or_default();
         let (count, replace) = match step {
             Step::Publish(count) => (count, false),
             Step::Replace(count) => (count, true),
-            Step::Checkpoint { clean } => {
-                if let Some(version) = models.len().checked_sub(1) {
-                    let table = super::library_tests::library(&root, None).await;
-                    deltalake_core::checkpoints::create_checkpoint(&table, None).await.unwrap();
-                    for old in 0..version as u64 {
-                        if clean && readable.remove(&old) {
-                            root.store().delete(&paths::commit_file(&name(), VersionId(old))).await.unwrap();
-                        }
-                    }
-                }
-                continue;
-            }
         };
         let epoch = if replace { 0 } else { (0..).find(|e| !model.contains_key(e)).unwrap() };
         let first = n as i64 * 1000;
@@ -76,18 +60,10 @@ async fn check(steps: Vec<Step>) -> Result<(), TestCaseError> {
             model.clear();
         }
         model.insert(epoch, (first, count));
-        readable.insert(models.len() as u64);
         models.push(model);
     }
     for (version, model) in models.iter().enumerate() {
-        let opened = open_version(&root, &name(), Some(VersionId(version as u64))).await;
-        if !readable.contains(&(version as u64)) {
-            // Cleaned away, unless a checkpoint stands at exactly this version.
-            if opened.is_err() {
-                continue;
-            }
-        }
-        let opened = opened.unwrap();
+        let opened = open_version(&root, &name(), Some(VersionId(version as u64))).await.unwrap();
         prop_assert_eq!(opened.epochs(), model.keys().map(|e| EpochId(*e)).collect::<Vec<_>>());
         for (epoch, (first, count)) in model {
             prop_assert_eq!(opened.rows(EpochId(*epoch)), *count as u64);

@@ -18,8 +18,6 @@ use crate::shard::tests::{epoch_commit, name, output, publish, read_all, rows, w
 
 #[path = "faults_tests.rs"]
 mod faults_tests;
-#[path = "library_tests.rs"]
-mod library_tests;
 #[path = "property_tests.rs"]
 mod property_tests;
 
@@ -359,4 +357,16 @@ impl CalledFromTraits for Caller {
 async fn callable_from_traits() {
     let root = memory().await;
     assert_eq!(Caller.everything(&root, &name()).await.unwrap_err().kind, Kind::NotFound);
+}
+
+#[tokio::test]
+async fn a_damaged_checkpoint_is_named() {
+    let root = memory().await;
+    for epoch in 0..3 {
+        publish_epoch(&root, epoch).await;
+    }
+    let path = Path::from("datasets/digits/_delta_log/00000000000000000001.checkpoint.parquet");
+    root.store().put(&path, "not parquet".into()).await.unwrap();
+    let error = open_version(&root, &name(), None).await.unwrap_err();
+    assert!(error.kind == Kind::Corrupt && error.message.contains("checkpoint.parquet"), "{error}");
 }
