@@ -165,3 +165,12 @@ def test_plain_flight_draws_the_same_job(client):
     )
     assert done.returncode == 0, done.stderr
     assert f"{ROWS} rows in 16 batches" in done.stdout and f"{2 * ROWS} rows stored" in done.stdout
+
+
+def test_a_private_job_ends_with_its_loader(client):
+    with client.loader("points", batch_size=100, epochs=1) as loader:
+        next(iter(loader))
+        assert client.action("forebay.job.status", {"job": loader.job})[0]["state"] == "open"
+    assert client.action("forebay.job.status", {"job": loader.job})[0]["state"] == "stopped"
+    lost = client.sql(f"SELECT DISTINCT state FROM system.losses WHERE job = '{loader.job}'").column("state").to_pylist()
+    assert lost == ["lost"], "what was not taken is accounted for"

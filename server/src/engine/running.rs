@@ -203,6 +203,8 @@ impl RunningEngine {
             task.abort();
         }
         drop(self.compute);
+        let python = self.engine.python().clone();
+        let _ = tokio::task::spawn_blocking(move || python.close()).await;
         let Some(owner) = self.owner.take() else { return Ok(()) };
         // Streams that did not end by now never will: what they held is accounted for here, not by the next owner.
         if let Err(error) = owner.dispatcher.worker_gone(self.engine.worker()).await {
