@@ -186,9 +186,7 @@ def to_tf(name: str, array: np.ndarray, device=None):
 
 def _converted(library: str, again, convert, name: str, array: np.ndarray, device):
     if isinstance(array, np.ma.MaskedArray):
-        raise BadInput(
-            f"column `{name}` holds nulls, which {library} cannot", "fill them in a step, as coalesce(x, 0)"
-        )
+        raise BadInput(f"column `{name}` holds nulls, which {library} cannot", "fill them in a step, as coalesce(x, 0)")
     if array.dtype == object:
         if len(array) and all(isinstance(value, np.ndarray) for value in array):
             return [again(name, value, device) for value in array]

@@ -11,7 +11,7 @@ import torch
 import torch.utils.data
 
 from .client import Client, connect
-from .errors import BadInput
+from .errors import BadInput, FailedPrecondition
 from .loader import Loader, run_name
 
 # Worker processes of one DataLoader that can be told apart.
@@ -58,8 +58,10 @@ class IterableDataset(torch.utils.data.IterableDataset):
             job = run_name() if self._world > 1 else f"private-{uuid.uuid4().hex[:16]}"
             job = f"{job}-{re.sub(r'[^A-Za-z0-9_.-]', '-', dataset)}"
         self._job = job
-        # How often each worker process's place has begun a pass. Shared, because a DataLoader makes new processes for every iteration.
+        # How often each worker process's place has begun an iteration, and what is added to that for the pass. Shared, because a DataLoader
+        # makes new processes for every iteration.
         self._begun = torch.zeros(_MOST_WORKERS, dtype=torch.int64).share_memory_()
+        self._offset = torch.zeros(1, dtype=torch.int64).share_memory_()
         self._client: Client | None = None
         self._owner: int | None = None
 
@@ -67,11 +69,11 @@ class IterableDataset(torch.utils.data.IterableDataset):
         """Makes the next iteration pass ``n``, in every worker process."""
         if self._named is not None:
             raise BadInput("set_epoch of a named job: its passes advance by themselves", "leave `job` out")
-        self._begun.fill_(int(n))
+        self._offset[0] = int(n) - self._begun.max()
 
     def __len__(self) -> int:
         """Batches of one pass for this rank."""
-        return len(self._loader(0, 0, 1))
+        return len(self._loader(0, 0, 1))  # every pass has as many
 
     def __iter__(self):
         info = torch.utils.data.get_worker_info()
@@ -81,15 +83,26 @@ class IterableDataset(torch.utils.data.IterableDataset):
         number = int(self._begun[worker])
         self._begun[worker] += 1
         with self._loader(number, worker, workers) as loader:
-            yield from loader
+            batches = iter(loader)
+            while True:
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+                except FailedPrecondition as error:
+                    # The others took everything before this process came.
+                    if workers * self._world > 1 and self._named is None and "is finished" in error.message:
+                        return
+                    raise
+                yield batch
 
-    def _loader(self, number: int, worker: int, workers: int) -> Loader:
+    def _loader(self, iteration: int, worker: int, workers: int) -> Loader:
         settings = dict(self._settings)
         if self._world > 1 or settings.get("assignment") in ("static", "rounds"):
             # Every worker process is a rank of the job: rank r's processes take turns, and the DataLoader reads them in turn.
             settings |= {"rank": self._rank * workers + worker, "world_size": self._world * workers}
         if self._named is None:
-            settings |= {"job": f"{self._job}-p{number}", "epochs": [number]}
+            settings |= {"job": f"{self._job}-{iteration}", "epochs": [iteration + int(self._offset)]}
         else:
             settings |= {"job": self._job}
         loader = Loader(self._connected(), self._dataset, **settings)

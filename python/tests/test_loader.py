@@ -171,6 +171,6 @@ def test_a_private_job_ends_with_its_loader(client):
     with client.loader("points", batch_size=100, epochs=1) as loader:
         next(iter(loader))
         assert client.action("forebay.job.status", {"job": loader.job})[0]["state"] == "open"
-    assert client.action("forebay.job.status", {"job": loader.job})[0]["state"] == "stopped"
-    lost = client.sql(f"SELECT DISTINCT state FROM system.losses WHERE job = '{loader.job}'").column("state").to_pylist()
-    assert lost == ["lost"], "what was not taken is accounted for"
+    job = client.action("forebay.job.status", {"job": loader.job})[0]
+    assert job["state"] == "stopped" and job["acknowledged"] == 1
+    assert job["granted"] == job["sent"] == 0 and job["pending"] + job["lost"] == 9, "all is accounted for"

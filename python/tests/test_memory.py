@@ -34,7 +34,17 @@ def batches():
 def test_consumers_that_do_not_read_hold_a_window_or_two_each(tmp_path):
     binary = os.environ.get("FOREBAY_BIN", "forebay")
     server = subprocess.Popen(
-        [binary, "serve", "--root", str(tmp_path / "root"), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--json"],
+        [
+            binary,
+            "serve",
+            "--root",
+            str(tmp_path / "root"),
+            "--listen",
+            "127.0.0.1:0",
+            "--http",
+            "127.0.0.1:0",
+            "--json",
+        ],
         env=os.environ | {"FOREBAY_CACHE_LIMIT": f"{2 * WINDOW}MiB"},
         stdout=subprocess.PIPE,
         text=True,
