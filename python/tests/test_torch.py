@@ -8,8 +8,8 @@ from conftest import ROWS
 
 torch = pytest.importorskip("torch")
 
-from forebay.torch import IterableDataset  # noqa: E402 - needs torch
-from torch.utils.data import DataLoader  # noqa: E402
+from forebay.torch import IterableDataset
+from torch.utils.data import DataLoader
 
 
 def dataset(client, **settings):
