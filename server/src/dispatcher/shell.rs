@@ -110,7 +110,7 @@ pub(super) struct Shell {
     since_compaction: u64,
     /// What the next step begins with: tasks that were handed to a caller that had gone away.
     unheard: Vec<Event>,
-    _heartbeat: AbortOnDropHandle<()>,
+    heartbeat: AbortOnDropHandle<()>,
 }
 
 type Started = (Shell, mpsc::Sender<Message>, Arc<Shared>, OwnerRecord);
@@ -136,7 +136,7 @@ impl Shell {
             since_compaction: loaded.entries.len() as u64,
             unheard: Vec::new(),
             config,
-            _heartbeat: AbortOnDropHandle::new(beating),
+            heartbeat: AbortOnDropHandle::new(beating),
         };
         let lead = Event::Lead {
             fence: shell.journal.fence(),
@@ -399,7 +399,11 @@ impl Shell {
         }
         let upto = self.journal.append(Vec::new()).await?;
         let compacted = if self.since_compaction > 0 { self.compact(upto).await } else { Ok(()) };
-        let closed = self.journal.close().await;
+        // Awaited: a heartbeat on its way would undo the leave.
+        self.heartbeat.abort();
+        let _ = (&mut self.heartbeat).await;
+        let left = self.journal.leave().await;
+        let closed = left.and(self.journal.close().await);
         for done in stop {
             let _ = done.send(());
         }

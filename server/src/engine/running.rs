@@ -12,7 +12,7 @@ use forebay_flight::ticket::TicketKey;
 use forebay_sql::catalog::{Catalog, QueryLimits};
 use forebay_sql::python::{PythonConfig, PythonPool};
 use forebay_storage::journal::Journal;
-use forebay_storage::owner::LocalLock;
+use forebay_storage::owner::{LocalLock, Owner as Found, find_owner};
 use forebay_storage::root::Root;
 use forebay_storage::source::Allow;
 use tokio::net::TcpListener;
@@ -153,6 +153,13 @@ impl Parts {
 /// Takes the root: its lock, its journal, and the lead.
 async fn own(config: &EngineConfig, root: &Root, address: SocketAddr, planner: Arc<EnginePlanner>) -> Result<Owner> {
     let mut lock = LocalLock::acquire(root).await?;
+    // Where there is no lock, the journal's fence would let us in and the owner out.
+    if lock.is_none()
+        && let Found::Live(owner) = find_owner(root).await?
+    {
+        return Err(Error::failed_precondition(format!("the root `{}` has an owner at {} already", root.url(), owner.address))
+            .with_remedy("connect to it with --server, or stop it"));
+    }
     let journal = Journal::open(root).await?;
     let (dispatcher, task, record) = Dispatcher::start_with(
         journal,

@@ -1,13 +1,13 @@
 //! Reading a journal that someone else may be writing. Never writes, so it works on a read-only root.
 
 use forebay_core::{Error, Result};
-use futures::StreamExt;
+use futures::TryStreamExt;
 use slatedb::object_store::path::Path;
 use slatedb::{DbReader, DbReaderMode, ErrorKind};
 use std::time::Duration;
 
 use super::{JOURNAL_PATH, Loaded, error, scan};
-use crate::root::Root;
+use crate::root::{Root, listing};
 
 /// The owner may sweep a file between our seeing its name and opening it; the next attempt sees newer names.
 const ATTEMPTS: u32 = 5;
@@ -30,11 +30,13 @@ pub async fn read_journal(root: &Root) -> Result<Option<Loaded>> {
 
 async fn exists(root: &Root) -> Result<bool> {
     let manifests = Path::from(JOURNAL_PATH).join("manifest");
-    match root.journal_store().list(Some(&manifests)).next().await {
-        None => Ok(false),
-        Some(Ok(_)) => Ok(true),
-        Some(Err(slatedb::object_store::Error::NotFound { .. })) => Ok(false),
-        Some(Err(e)) => Err(super::store_error(&e).context("looking for the journal")),
+    use slatedb::object_store::Error as Failed;
+    let store = root.journal_store();
+    let first = listing::again(|| async { store.list(Some(&manifests)).try_next().await }, |e| listing::broken_text(e));
+    match first.await {
+        Ok(found) => Ok(found.is_some()),
+        Err(Failed::NotFound { .. }) => Ok(false),
+        Err(e) => Err(super::store_error(&e).context("looking for the journal")),
     }
 }
 
