@@ -39,7 +39,7 @@ def forebay_loader(args) -> tuple[int, int, float]:
     with forebay.connect(args.server) as client:
         started = time.perf_counter()
         first, rows, size = 0.0, 0, 0
-        with client.loader(args.dataset, batch_size=args.batch_size, epochs=1, seed=args.seed) as loader:
+        with client.loader(args.dataset, columns=args.columns.split(","), batch_size=args.batch_size, epochs=1, seed=args.seed) as loader:
             for batch in loader:
                 first = first or time.perf_counter() - started
                 rows += len(next(iter(batch.values())))
@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("kind", choices=["plain", "forebay"])
     parser.add_argument("--server", required=True)
     parser.add_argument("--dataset")
+    parser.add_argument("--columns", help="those that the plain server sends")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -78,7 +78,7 @@ def compare(
     ready = folder / f"{name}.arrow"
     with pa.OSFile(str(ready), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table, max_chunksize=batch_size)
-    client.write(name, table.to_batches(max_chunksize=batch_size), schema=table.schema)
+    client.write(name, table)
     rows, size = table.num_rows, table.nbytes
     print(f"{name}: {rows:,} rows, {size / 1e9:.2f} GB, batches of {batch_size}")
     plain = subprocess.Popen(
@@ -89,7 +89,7 @@ def compare(
         ours: list[dict] = []
         theirs: list[dict] = []
         for number in range(RUNS + 1):
-            extra = ["--dataset", name, "--batch-size", str(batch_size)]
+            extra = ["--dataset", name, "--batch-size", str(batch_size), "--columns", ",".join(table.column_names)]
             mine = consume("forebay", forebay_address, forebay_pid, *extra)
             other = consume("plain", plain_address, plain.pid)
             if mine["rows"] != rows or other["rows"] != rows:

@@ -138,7 +138,8 @@ fn init_tracing(serving: bool) {
     let default = if serving { "info,slatedb=off" } else { "error,slatedb=off,python=info" };
     let filter = tracing_subscriber::EnvFilter::try_from_env("FOREBAY_LOG").unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
     // A second command in one process (the demo) keeps the first's subscriber.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| progress::AboveBars).try_init();
+    let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(|| progress::AboveBars).try_init();
 }
 
 /// Says what is wrong on stderr and gives the exit status.

@@ -15,7 +15,7 @@ pub(crate) struct Pool(Arc<Mutex<Vec<Vec<u8>>>>);
 /// As many as are on their way at once; more would only sit idle.
 const KEPT: usize = 4;
 /// Larger buffers are rare and are given back.
-const KEPT_BYTES: usize = 4 << 20;
+const KEPT_BYTES: usize = super::WHOLE + (1 << 20);
 
 /// Returns its bytes to the pool when the transport drops it.
 struct Lent {

@@ -288,14 +288,24 @@ fn images(rows: usize, bytes: i32) -> RecordBatch {
 }
 
 #[test]
-fn messages_are_about_two_mebibytes_and_evenly_cut() {
+fn a_batch_that_is_not_too_large_is_one_message() {
     let chunks = Arc::new(vec![images(64, 150_528)]);
     let mut encoder = Encoder::new(&chunks[0].schema()).unwrap();
     let prepared = encoder.prepare(&chunks).unwrap();
     let rows: Vec<(u32, u32)> = (0..64).rev().map(|r| (0, r)).collect();
+    assert_eq!(encoder.cut(&prepared, &rows).unwrap(), [0..64]);
+    assert_eq!(encoder.cut(&prepared, &[]).unwrap(), [0..0]);
+}
+
+#[test]
+fn messages_of_larger_ones_are_about_two_mebibytes_and_evenly_cut() {
+    let chunks = Arc::new(vec![images(128, 150_528)]);
+    let mut encoder = Encoder::new(&chunks[0].schema()).unwrap();
+    let prepared = encoder.prepare(&chunks).unwrap();
+    let rows: Vec<(u32, u32)> = (0..128).rev().map(|r| (0, r)).collect();
     let cuts = encoder.cut(&prepared, &rows).unwrap();
     let sizes: Vec<usize> = cuts.iter().map(|c| encoder.gather(&prepared, &rows[c.clone()]).unwrap().body.len()).collect();
-    assert_eq!(cuts.iter().map(|c| c.len()).collect::<Vec<_>>(), [12, 13, 13, 13, 13]);
+    assert_eq!(cuts.iter().map(|c| c.len()).collect::<Vec<_>>(), [12, 13, 13, 13, 13, 12, 13, 13, 13, 13]);
     assert!(sizes.iter().all(|&s| s <= TARGET && s > TARGET * 3 / 4), "{sizes:?}");
 }
 

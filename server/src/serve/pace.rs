@@ -35,7 +35,7 @@ impl Pace {
         let each = took.as_nanos() / u128::from(batches.max(1));
         let fits = TARGET.as_nanos().checked_div(each).unwrap_or(u128::from(MOST));
         let fits = u64::try_from(fits).unwrap_or(MOST);
-        self.block = fits.clamp(1, (self.block * 2).min(MOST));
+        self.block = fits.clamp(1, (self.block * 4).min(MOST));
     }
 }
 
@@ -45,19 +45,19 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn it_doubles_for_the_fast_and_falls_to_one_for_the_slow() {
+    fn it_grows_for_the_fast_and_falls_to_one_for_the_slow() {
         let mut pace = Pace::default();
         let mut blocks = vec![pace.block()];
-        for _ in 0..12 {
+        for _ in 0..6 {
             pace.taken(pace.block(), Duration::from_micros(pace.block()));
             blocks.push(pace.block());
         }
-        assert_eq!(blocks, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024, 1024]);
+        assert_eq!(blocks, [1, 4, 16, 64, 256, 1024, 1024]);
         pace.taken(1024, Duration::from_secs(10));
         assert_eq!(pace.block(), 5);
         pace.taken(5, Duration::from_secs(5));
         assert_eq!((pace.block(), pace.asks_ahead()), (1, false));
         pace.taken(1, Duration::ZERO);
-        assert_eq!((pace.block(), pace.asks_ahead()), (2, true));
+        assert_eq!((pace.block(), pace.asks_ahead()), (4, true));
     }
 }
