@@ -1,5 +1,7 @@
 //! From `--server`, `--root` and their like to a client: of a server, of the root's owner, or of an engine started in this process.
 
+use std::time::Duration;
+
 use forebay_core::{Error, Kind, Result};
 use forebay_flight::client::Client;
 use forebay_storage::owner::{Owner, find_owner};
@@ -20,6 +22,8 @@ pub(super) enum Access {
     Create,
 }
 
+/// How long a command waits for a server, or for the next leader: longer than a takeover.
+const PATIENCE: Duration = Duration::from_secs(15);
 /// How often two embedded commands that start at once may race for a root.
 const RACES: usize = 3;
 
@@ -54,7 +58,7 @@ impl Session {
     pub(super) async fn open(config: &Config, access: Access) -> Result<Self> {
         let token = config.text("token").map(str::to_owned);
         match target(config)? {
-            Target::Server(addresses) => Ok(Self { client: Client::connect(&addresses, token).await?, engine: None }),
+            Target::Server(addresses) => Ok(Self { client: patiently(&addresses, token).await?, engine: None }),
             Target::Root(url) => Self::at_root(config, &url, access, token).await,
         }
     }
@@ -63,7 +67,7 @@ impl Session {
         let root = Root::open(url, access == Access::Create).await?;
         for race in 1..=RACES {
             if let Owner::Live(owner) = find_owner(&root).await? {
-                let client = Client::connect(&[owner.address], token).await?;
+                let client = patiently(&[owner.address], token).await?;
                 return Ok(Self { client, engine: None });
             }
             match Engine::start(embedded(config, url, access)).await {
@@ -88,6 +92,21 @@ impl Session {
             None => Ok(()),
         }
     }
+}
+
+/// A server may be about to start, and a standby about to lead.
+async fn patiently(addresses: &[String], token: Option<String>) -> Result<Client> {
+    let connecting = Client::connect_within(addresses, token, PATIENCE);
+    tokio::pin!(connecting);
+    tokio::select! {
+        client = &mut connecting => return client,
+        () = tokio::time::sleep(Duration::from_secs(1)) => {}
+    }
+    {
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), "waiting for a server at {}; Ctrl-C ends it", addresses.join(", "));
+    }
+    connecting.await
 }
 
 fn embedded(config: &Config, url: &str, access: Access) -> EngineConfig {

@@ -27,6 +27,8 @@ const VISITATIONS: &[&str] = &["at_most_once", "at_least_once", "exactly_once"];
 
 /// Batches on their way or unacknowledged per consumer.
 const CREDITS: u32 = 4;
+/// How long a consumer whose streams break tries to join again without getting a batch.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Rows shown without --digest.
 const PREVIEW: usize = 10;
 
@@ -90,10 +92,9 @@ pub(super) struct ReadArgs {
 
 pub(super) async fn run(connection: &Connection, args: ReadArgs, out: &Output) -> Outcome {
     let request = request(&args)?;
-    let token = connection.settings(Vec::new())?.text("token").map(str::to_owned);
     let preview = !args.digest && !out.json;
-    let read = with_interrupt(connection, Access::Change, async |client| Ok(draw(client, token, &request, args.consumers, preview).await?))
-        .await?;
+    let read =
+        with_interrupt(connection, Access::Change, async |client| Ok(draw(client, &request, args.consumers, preview).await?)).await?;
     if out.json {
         out.json(&read.json(&request))?
     } else {
@@ -220,14 +221,14 @@ fn rate(rows: u64, span: Duration) -> u64 {
 }
 
 /// Runs the consumers side by side until the job ends for all of them.
-async fn draw(client: &Client, token: Option<String>, request: &JobRequest, consumers: u32, preview: bool) -> Result<Read> {
+async fn draw(client: &Client, request: &JobRequest, consumers: u32, preview: bool) -> Result<Read> {
     let started = Instant::now();
     // All join before any reads: a short job could be over before the last one came.
     let mut joined = Vec::new();
     for number in 0..consumers {
         let mut request = JobRequest { consumer: Some(format!("read-{}-{number}", std::process::id())), ..request.clone() };
         // Streams of one connection share a task that does all framing: each consumer has its own.
-        let client = if number == 0 { client.clone() } else { Client::connect(&[client.address().to_owned()], token.clone()).await? };
+        let client = if number == 0 { client.clone() } else { client.another().await? };
         if number > 0 {
             request.restart = None;
         }
@@ -274,24 +275,29 @@ async fn open(client: &Client, request: &JobRequest) -> Result<OpenedJob> {
     client.open_job(&command).await
 }
 
-/// One consumer: a stream per pass, until the job ends.
+/// One consumer: a stream per pass, until the job ends. A stream that breaks, because its worker died, is followed by another elsewhere: what
+/// may have been lost with it is in `system.losses`.
 async fn consume(client: &Client, request: &JobRequest, mut opened: OpenedJob, shared: &Shared, preview: bool) -> Result<Read> {
     let mut read = Read { consumers: 1, schema: Some(opened.schema.clone()), ..Read::default() };
+    let mut broken: Option<Instant> = None;
     loop {
-        let mut stream = client.exchange(opened.ticket, CREDITS).await?;
-        let end = tokio::select! {
-            end = take(&mut stream, &mut read, shared, preview) => end?,
-            () = shared.stop.cancelled() => {
-                read.interrupted = true;
-                End::Job
-            }
-        };
-        stream.close().await?;
-        match end {
-            End::Job => return Ok(read),
-            End::Pass => {}
+        let before = read.taken.len();
+        match stream(client, opened, &mut read, shared, preview).await {
+            Ok(End::Job) => return Ok(read),
+            Ok(End::Pass) => {}
             // The worker is leaving; the next join finds another.
-            End::Drain => tokio::time::sleep(Duration::from_millis(200)).await,
+            Ok(End::Drain) => tokio::time::sleep(Duration::from_millis(200)).await,
+            Err(e) if matches!(e.kind, Kind::Unavailable | Kind::Cancelled) => {
+                if read.taken.len() > before {
+                    broken = None;
+                }
+                if broken.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+                    return Err(e);
+                }
+                tracing::warn!(error = %e, "a stream broke; joining again");
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            Err(e) => return Err(e),
         }
         opened = match open(client, request).await {
             Ok(opened) => opened,
@@ -300,6 +306,19 @@ async fn consume(client: &Client, request: &JobRequest, mut opened: OpenedJob, s
             Err(e) => return Err(e),
         };
     }
+}
+
+async fn stream(client: &Client, opened: OpenedJob, read: &mut Read, shared: &Shared, preview: bool) -> Result<End> {
+    let mut stream = client.at(opened.location.as_deref())?.exchange(opened.ticket, CREDITS).await?;
+    let end = tokio::select! {
+        end = take(&mut stream, read, shared, preview) => end?,
+        () = shared.stop.cancelled() => {
+            read.interrupted = true;
+            End::Job
+        }
+    };
+    stream.close().await?;
+    Ok(end)
 }
 
 async fn take(stream: &mut JobReader, read: &mut Read, shared: &Shared, preview: bool) -> Result<End> {
