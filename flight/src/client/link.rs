@@ -20,7 +20,7 @@ use crate::status::{is_elsewhere, leader_of};
 pub(super) type Service = FlightServiceClient<Channel>;
 
 /// How long one address may take to say that it leads: a process that stands still accepts connections too.
-const PROBE: Duration = Duration::from_secs(5);
+const PROBE: Duration = Duration::from_secs(3);
 /// Pause between two rounds over the addresses.
 const PAUSE: Duration = Duration::from_millis(200);
 

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use forebay_core::Kind;
-use forebay_flight::Client;
+use forebay_core::ids::WorkerName;
+use forebay_flight::control::{Ask, Beat, Call, ControlClient, Missed};
 use forebay_storage::journal::{read_journal, read_owner};
 use forebay_storage::root::Root;
 
@@ -43,6 +44,17 @@ fn s13_a_standby_takes_over_while_a_job_streams_and_the_stream_goes_on() {
     assert!(lost.len() <= 2, "a takeover loses at most what was being granted: {lost:?}");
 }
 
+/// Whom a standby names.
+async fn leader_by(address: &str) -> Option<String> {
+    let limit = Duration::from_secs(1);
+    let control = ControlClient::connect(&format!("grpc://{address}"), None, limit).await.ok()?;
+    let call = Call { worker: WorkerName("nobody".to_owned()), instance: "none".to_owned(), ask: Ask::Beat(Beat::default()) };
+    match control.call(&call).await {
+        Err(Missed::Elsewhere { leader, error }) if error.kind == Kind::Unavailable && error.message.contains("standby") => leader,
+        _ => None,
+    }
+}
+
 /// Files of a folder with their contents.
 fn files(folder: &std::path::Path) -> BTreeMap<String, Vec<u8>> {
     let read = |e: std::io::Result<std::fs::DirEntry>| {
@@ -76,13 +88,7 @@ fn i4_a_paused_leader_that_wakes_changes_nothing_and_stands_by() {
     let (state, led) = (journal(), owner());
 
     first.signal("CONT");
-    let names_the_leader = || {
-        let address = format!("grpc://{}", cluster.addresses[0]);
-        match runtime.block_on(Client::connect(&[address], None)) {
-            Err(e) => e.kind == Kind::Unavailable && e.message.contains("standby") && e.message.contains(&cluster.addresses[1]),
-            Ok(_) => false,
-        }
-    };
+    let names_the_leader = || runtime.block_on(leader_by(&cluster.addresses[0])) == Some(format!("grpc://{}", cluster.addresses[1]));
     eventually("the woken leader is a standby that names the leader", Duration::from_secs(10), names_the_leader);
     std::thread::sleep(Duration::from_secs(3));
     assert_eq!(files(&log), before, "the Delta log is as it was");

@@ -6,8 +6,12 @@ use std::time::Duration;
 use super::support::{Cluster, LEASE, TAKEOVER};
 use crate::support::{Home, eventually, text};
 
-/// A step that costs about a millisecond a row, so that a run lasts long enough to be disturbed.
-pub const SLOW: &str = "SELECT n, encode(sha512(repeat(CAST(n AS VARCHAR), 60000)), 'hex') AS h FROM input";
+/// A step that costs some milliseconds a row, so that a run lasts long enough to be disturbed.
+fn slow() -> String {
+    let hash = |i| format!("encode(sha512(repeat(CAST(n + {i} AS VARCHAR), 20000)), 'hex')");
+    let hashes: Vec<String> = (0..40).map(hash).collect();
+    format!("SELECT n, encode(sha256(concat({})), 'hex') AS h FROM input", hashes.join(", "))
+}
 
 /// All stored rows in key order, as text.
 fn stored(sql: impl Fn(&str) -> String) -> String {
@@ -32,7 +36,7 @@ fn staged(cluster: &Cluster) -> i64 {
 
 #[test]
 fn s05_s25_a_run_survives_a_killed_and_a_paused_worker_with_every_row_once() {
-    let cluster = Cluster::new(16, 250, SLOW);
+    let cluster = Cluster::new(16, 250, &slow());
     let _dispatcher = cluster.dispatcher(0);
     let mut killed = cluster.worker("killed");
     let paused = cluster.worker("paused");
@@ -73,7 +77,7 @@ fn s18_client_and_worker_may_start_before_the_dispatcher() {
 
 #[test]
 fn s13_a_run_goes_on_under_the_standby_when_the_leader_is_killed() {
-    let cluster = Cluster::new(12, 200, SLOW);
+    let cluster = Cluster::new(12, 200, &slow());
     let mut first = cluster.dispatcher(0);
     cluster.leads(0, TAKEOVER);
     let _second = cluster.dispatcher(1);

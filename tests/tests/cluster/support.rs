@@ -88,9 +88,9 @@ impl Cluster {
         let address = format!("grpc://{}", self.addresses[number]);
         runtime().block_on(async {
             loop {
-                if let Ok(client) = Client::connect(&[address.clone()], None).await
-                    && client.ping().await.is_ok()
-                {
+                // A standby sends its callers to the leader, and one that stands still would hold them up.
+                let connecting = tokio::time::timeout(Duration::from_millis(500), Client::connect(std::slice::from_ref(&address), None));
+                if connecting.await.is_ok_and(|c| c.is_ok_and(|c| c.address() == address)) {
                     return;
                 }
                 assert!(started.elapsed() < limit, "the dispatcher {number} does not lead within {limit:?}");
