@@ -164,3 +164,34 @@ def to_torch(name: str, array: np.ndarray, device=None):
         warnings.filterwarnings("ignore", message=".*not writable.*")
         tensor = torch.from_numpy(array)
     return tensor if device is None else tensor.to(device, non_blocking=True)
+
+
+def to_jax(name: str, array: np.ndarray, device=None):
+    """A jax array; strings and other objects stay as they are, lists become lists of arrays."""
+    import jax
+
+    return _converted("jax", to_jax, lambda values: jax.device_put(values, device), name, array, device)
+
+
+def to_tf(name: str, array: np.ndarray, device=None):
+    """A TensorFlow tensor; strings and other objects stay as they are, lists become lists of tensors."""
+    import tensorflow as tf
+
+    def convert(values: np.ndarray):
+        with tf.device(device):
+            return tf.convert_to_tensor(values)
+
+    return _converted("TensorFlow", to_tf, convert, name, array, device)
+
+
+def _converted(library: str, again, convert, name: str, array: np.ndarray, device):
+    if isinstance(array, np.ma.MaskedArray):
+        raise BadInput(f"column `{name}` holds nulls, which {library} cannot", "fill them in a step, as coalesce(x, 0)")
+    if array.dtype == object:
+        if len(array) and all(isinstance(value, np.ndarray) for value in array):
+            return [again(name, value, device) for value in array]
+        return array.tolist()
+    return convert(array.view(np.int64) if array.dtype.kind in "mM" else array)
+
+
+CONVERSIONS = {"torch": to_torch, "jax": to_jax, "tf": to_tf}

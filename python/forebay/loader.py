@@ -18,7 +18,7 @@ from pyarrow import flight
 from . import arrays
 from .errors import BadInput, Cancelled, Error, FailedPrecondition, Internal, Unavailable, Unsupported, from_flight, translated
 
-FORMATS = ("numpy", "torch", "arrow")
+FORMATS = ("numpy", "torch", "jax", "tf", "arrow")
 
 # How long a server may take to hear the last acknowledgements before the stream is cancelled.
 _CLOSE_SECONDS = 10.0
@@ -61,8 +61,6 @@ class Loader:
         consumer: str | None = None,
         restart: bool = False,
     ):
-        if format in ("jax", "tf"):
-            raise Unsupported(f"format {format!r} is not supported by this version", "use 'numpy', which both take")
         if format not in FORMATS:
             raise BadInput(f"unknown format {format!r}", "use " + ", ".join(repr(f) for f in FORMATS))
         if prefetch_batches < 1:
@@ -91,6 +89,9 @@ class Loader:
             "consumer": consumer or _consumer_name(rank),
         }
         self._restart = restart
+        # A job that nobody else can name ends with its loader; else it would stay open until somebody stops it.
+        self._ends = self._private
+        self._opened: set[str] = set()
         self._only_pass: int | None = None
         self._stream: _Stream | None = None
         self._length: int | None = None
@@ -98,12 +99,7 @@ class Loader:
 
     @staticmethod
     def _job_name(world_size: int | None) -> str:
-        if (world_size or 1) == 1:
-            return f"private-{uuid.uuid4().hex[:16]}"
-        for variable in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "MPI_JOB_ID", "JOB_ID"):
-            if value := os.environ.get(variable, "").strip():
-                return "run-" + re.sub(r"[^A-Za-z0-9_.-]", "-", value)[:100]
-        raise BadInput("a world_size above 1 needs a job that all ranks name", "give job='...'")
+        return f"private-{uuid.uuid4().hex[:16]}" if (world_size or 1) == 1 else run_name()
 
     @property
     def job(self) -> str:
@@ -157,28 +153,42 @@ class Loader:
         return self._read(settings)
 
     def _read(self, settings: dict) -> Iterator:
+        self._opened.add(settings["job"])
         broken = None
-        while True:
-            stream = None
-            try:
-                stream = self._stream = _Stream(self._client, settings, self._prefetch, self._convert)
-                for meta, batch in stream.batches(self._timeout):
-                    self.meta, broken = meta, None
-                    yield batch
-                if stream.end != "drain":
-                    return
-                # The worker is leaving: the next endpoint is another's.
-            except Unavailable:
-                # The worker died. What was lost with it is in system.losses; the rest comes from another one.
-                broken = broken or time.monotonic()
-                if time.monotonic() - broken > _REJOIN_SECONDS:
-                    raise
-                time.sleep(0.5)
-            finally:
-                self._stream = None
-                if stream is not None:
-                    stream.close()
-            settings.pop("restart", None)
+        try:
+            while True:
+                stream = None
+                try:
+                    stream = self._stream = _Stream(self._client, settings, self._prefetch, self._convert)
+                    for meta, batch in stream.batches(self._timeout):
+                        self.meta, broken = meta, None
+                        yield batch
+                    if stream.end != "drain":
+                        return
+                    # The worker is leaving: the next endpoint is another's.
+                except Unavailable:
+                    # The worker died. What was lost with it is in system.losses; the rest comes from another one.
+                    broken = broken or time.monotonic()
+                    if time.monotonic() - broken > _REJOIN_SECONDS:
+                        raise
+                    time.sleep(0.5)
+                finally:
+                    self._stream = None
+                    if stream is not None:
+                        stream.close()
+                settings.pop("restart", None)
+        finally:
+            if settings["job"] != self.job:
+                self._end(settings["job"])
+
+    def _end(self, job: str) -> None:
+        """Ends a job of this loader's own. What it delivered stays in the ledger."""
+        if not self._ends or job not in self._opened:
+            return
+        self._opened.discard(job)
+        # A server that is gone, or a job that is finished, needs no end.
+        with contextlib.suppress(Error):
+            self._client.action("forebay.job.stop", {"job": job})
 
     def _convert(self, parts: list[pa.RecordBatch]):
         if self._format == "arrow":
@@ -189,8 +199,8 @@ class Loader:
                 field.name: arrays.joined([arrays.to_numpy(part.column(index), field) for part in parts])
                 for index, field in enumerate(schema)
             }
-            if self._format == "torch":
-                batch = {name: arrays.to_torch(name, array, self._device) for name, array in batch.items()}
+            if convert := arrays.CONVERSIONS.get(self._format):
+                batch = {name: convert(name, array, self._device) for name, array in batch.items()}
         return self._transform(batch) if self._transform else batch
 
     def close(self) -> None:
@@ -198,12 +208,21 @@ class Loader:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
+        self._end(self.job)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_) -> None:
         self.close()
+
+
+def run_name() -> str:
+    """A job's name that all ranks of a run agree on, from what the launcher sets."""
+    for variable in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "MPI_JOB_ID", "JOB_ID"):
+        if value := os.environ.get(variable, "").strip():
+            return "run-" + re.sub(r"[^A-Za-z0-9_.-]", "-", value)[:100]
+    raise BadInput("a world_size above 1 needs a job that all ranks name", "give job='...'")
 
 
 def _text(name: str, value):

@@ -165,3 +165,12 @@ def test_plain_flight_draws_the_same_job(client):
     )
     assert done.returncode == 0, done.stderr
     assert f"{ROWS} rows in 16 batches" in done.stdout and f"{2 * ROWS} rows stored" in done.stdout
+
+
+def test_a_private_job_ends_with_its_loader(client):
+    with client.loader("points", batch_size=100, epochs=1) as loader:
+        next(iter(loader))
+        assert client.action("forebay.job.status", {"job": loader.job})[0]["state"] == "open"
+    job = client.action("forebay.job.status", {"job": loader.job})[0]
+    assert job["state"] == "stopped" and job["acknowledged"] == 1
+    assert job["granted"] == job["sent"] == 0 and job["pending"] + job["lost"] == 9, "all is accounted for"

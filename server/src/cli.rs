@@ -135,13 +135,13 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Err
     Cli::from_arg_matches(&matches).map_err(|e| e.format(&mut Cli::command()))
 }
 
-/// Logs go to stderr; commands are silent below warnings unless `FOREBAY_LOG` says otherwise.
+/// Logs go to stderr; commands show errors and what Python steps print, unless `FOREBAY_LOG` says otherwise.
 fn init_tracing(serving: bool) {
     // The journal's store logs its housekeeping as errors and information of its own; what fails for a user comes back as an error.
-    let default = if serving { "info,slatedb=off" } else { "error,slatedb=off" };
+    let default = if serving { "info,slatedb=off" } else { "error,slatedb=off,python=info" };
     let filter = tracing_subscriber::EnvFilter::try_from_env("FOREBAY_LOG").unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
     // A second command in one process (the demo) keeps the first's subscriber.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| progress::AboveBars).try_init();
 }
 
 /// Says what is wrong on stderr and gives the exit status.

@@ -9,7 +9,6 @@ use bytes::Bytes;
 use forebay_core::ids::{Attempt, DatasetName, EpochId, JobName, TaskId};
 use forebay_core::source::BadRow;
 use forebay_core::{Error, Kind, Result};
-use futures::TryStreamExt;
 use object_store::path::Path;
 use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use parquet::arrow::ArrowWriter;
@@ -91,7 +90,7 @@ pub async fn get_json<T: DeserializeOwned>(root: &Root, of: Of<'_>, name: &str) 
 /// Names of the objects whose name starts with `prefix` (whole folders: `quarantine`), in order.
 pub async fn list(root: &Root, of: Of<'_>, prefix: &str) -> Result<Vec<String>> {
     let path = of.path(prefix)?;
-    let found: Vec<_> = root.store().list(Some(&path)).try_collect().await.map_err(|e| root.error("list", &path, &e))?;
+    let found: Vec<_> = root.list(&path).await?;
     let folder = format!("{}/", of.folder());
     let mut names: Vec<String> = found.iter().filter_map(|o| o.location.as_ref().strip_prefix(&folder).map(str::to_owned)).collect();
     names.sort();

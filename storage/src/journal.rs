@@ -156,6 +156,11 @@ impl Journal {
         }
     }
 
+    /// Says that the owner leaves, so that the next one need not watch whether its heartbeat stands still. No heartbeat may follow.
+    pub async fn leave(&self) -> Result<()> {
+        self.send(|reply| Command::Owner { record: Bytes::new(), reply }).await.map(|_| ())
+    }
+
     /// Stops the background work. Everything appended is durable already; this only makes the next opening quicker.
     pub async fn close(&self) -> Result<()> {
         self.inner._sweeper.abort();
@@ -280,6 +285,8 @@ async fn scan(iterator: Result<DbIterator, slatedb::Error>) -> Result<Loaded> {
                 loaded.upto = u64::from_le_bytes(*upto);
                 loaded.snapshot = Some(pair.value.slice_ref(state));
             }
+            // The last owner left properly.
+            OWNER_KEY if pair.value.is_empty() => loaded.owner = None,
             OWNER_KEY => {
                 let record = serde_json::from_slice(&pair.value);
                 loaded.owner = Some(record.map_err(|e| Error::corrupt(format!("the journal's owner record: {e}")))?);
@@ -327,7 +334,7 @@ fn store_error(error: &(dyn std::error::Error + 'static)) -> Error {
         }
         cause = e.source();
     }
-    Error::new(Kind::Unavailable, error.to_string())
+    crate::root::unnamed("use", "the journal", &error.to_string())
 }
 
 #[cfg(test)]

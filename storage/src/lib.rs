@@ -9,7 +9,6 @@ pub mod journal;
 pub mod ledger;
 pub mod owner;
 pub mod root;
-pub mod selection;
 pub mod shard;
 pub mod source;
 pub mod types;

@@ -7,6 +7,7 @@
 
 mod durable;
 mod errors;
+pub(crate) mod listing;
 mod remote;
 
 use forebay_core::ids::DatasetName;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 use url::Url;
 
 pub use durable::{DiskSyncer, Syncer};
+pub(crate) use errors::unnamed;
 pub use errors::{io_error, redact, store_error};
 
 use crate::shard::FooterCache;
@@ -94,6 +96,11 @@ impl Root {
     /// The store, rooted at the root.
     pub fn store(&self) -> Arc<dyn ObjectStore> {
         Arc::clone(&self.0.store)
+    }
+
+    /// Everything below a prefix.
+    pub(crate) async fn list(&self, prefix: &StorePath) -> Result<Vec<object_store::ObjectMeta>> {
+        listing::list(self.0.store.as_ref(), prefix).await.map_err(|e| self.error("list", prefix, &e))
     }
 
     /// The root's folder, when it is one.
@@ -202,8 +209,16 @@ fn prepare_folder(path: &Path, create: bool, syncer: &dyn Syncer) -> Result<Path
 async fn probe_conditional_writes(store: &dyn ObjectStore, shown: &str) -> Result<()> {
     let path = StorePath::from(format!("_forebay_probe/{}", uuid::Uuid::new_v4().simple()));
     let place = format!("{shown}/{path}");
-    store.put_opts(&path, "first".into(), PutMode::Create.into()).await.map_err(|e| store_error("write to the root", &place, &e))?;
-    let second = store.put_opts(&path, "second".into(), PutMode::Create.into()).await;
+    let create = || store.put_opts(&path, "first".into(), PutMode::Create.into());
+    // A put that timed out or met a 5xx may have landed: asked again, it exists already, which says as much.
+    match listing::again(create, |e| matches!(e, object_store::Error::Generic { .. })).await {
+        Ok(_) | Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
+        // An object that is about to be made can't be missing.
+        Err(object_store::Error::NotFound { .. }) => return Err(unnamed("write to the root", shown, "NoSuchBucket")),
+        Err(e) => return Err(store_error("write to the root", &place, &e)),
+    }
+    let create = || store.put_opts(&path, "second".into(), PutMode::Create.into());
+    let second = listing::again(create, |e| matches!(e, object_store::Error::Generic { .. })).await;
     if let Err(e) = store.delete(&path).await {
         tracing::warn!(path = %path, error = %redact(&e.to_string()), "the probe object could not be deleted");
     }

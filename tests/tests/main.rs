@@ -5,6 +5,7 @@
 
 mod bad_input;
 mod cluster;
+mod disks;
 mod layering;
 mod materialize;
 mod serve;

@@ -26,6 +26,8 @@ pub(super) enum Access {
 const PATIENCE: Duration = Duration::from_secs(15);
 /// How often two embedded commands that start at once may race for a root.
 const RACES: usize = 3;
+/// For the loser of a race to see what became of it.
+const RACE_PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Target {
@@ -67,8 +69,16 @@ impl Session {
         let root = Root::open(url, access == Access::Create).await?;
         for race in 1..=RACES {
             if let Owner::Live(owner) = find_owner(&root).await? {
-                let client = patiently(&[owner.address], token).await?;
-                return Ok(Self { client, engine: None });
+                match answering(&owner.address, token.clone()).await {
+                    Ok(client) => return Ok(Self { client, engine: None }),
+                    // It ended between the look and the call: its port still took the connection, or its lock is not free yet.
+                    Err(e) if race < RACES && e.kind == Kind::Unavailable => {
+                        tracing::debug!(error = %e, "the owner went away");
+                        tokio::time::sleep(RACE_PAUSE).await;
+                        continue;
+                    }
+                    Err(e) => return Err(e),
+                }
             }
             match Engine::start(embedded(config, url, access)).await {
                 Ok(engine) => {
@@ -107,6 +117,13 @@ async fn patiently(addresses: &[String], token: Option<String>) -> Result<Client
         let _ = writeln!(std::io::stderr(), "waiting for a server at {}; Ctrl-C ends it", addresses.join(", "));
     }
     connecting.await
+}
+
+/// A client whose server answers calls: a connection alone may be one that the kernel of a killed process took.
+async fn answering(address: &str, token: Option<String>) -> Result<Client> {
+    let client = Client::connect(&[address.to_owned()], token).await?;
+    client.datasets().await?;
+    Ok(client)
 }
 
 fn embedded(config: &Config, url: &str, access: Access) -> EngineConfig {

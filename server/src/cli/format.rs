@@ -39,6 +39,7 @@ impl Format {
             "json" | "jsonl" | "ndjson" => Some(Self::Json),
             "parquet" => Some(Self::Parquet),
             "arrow" | "feather" => Some(Self::Arrow),
+            "txt" => Some(Self::Table),
             _ => None,
         }
     }

@@ -74,7 +74,11 @@ pub(super) async fn run(connection: &Connection, args: JobsArgs, out: &Output) -
         }
         Some(JobsCommand::Stop { name }) => {
             let answer = with(connection, Access::Change, async |client| Ok(client.stop_job(&name).await?)).await?;
-            if out.json { out.json(&answer) } else { out.line(format!("{name}: stopped")) }
+            if out.json {
+                out.json(&answer)
+            } else {
+                out.line(format!("{name}: {}", answer.get("state").and_then(Value::as_str).unwrap_or("stopped")))
+            }
         }
     }
 }

@@ -2,13 +2,34 @@
 
 use forebay_core::pipeline::show_size;
 use forebay_flight::api::MaterializeProgress;
-use indicatif::{ProgressBar, ProgressStyle};
-use std::io::IsTerminal as _;
-use std::sync::Arc;
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use std::io::{self, IsTerminal as _};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use super::output::count;
+
+/// All bars of the process, so that other lines on stderr can be written above them.
+static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
+
+/// Stderr for log lines: they scroll above the bars instead of through them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct AboveBars;
+
+impl io::Write for AboveBars {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_all(bytes).map(|()| bytes.len())
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        BARS.suspend(|| io::stderr().write_all(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct Progress {
@@ -21,7 +42,7 @@ pub(super) struct Progress {
 impl Progress {
     pub(super) fn new(wanted: bool) -> Self {
         let bar = (wanted && std::io::stderr().is_terminal()).then(|| {
-            let bar = ProgressBar::new(1);
+            let bar = BARS.add(ProgressBar::new(1));
             if let Ok(style) = ProgressStyle::with_template("{prefix} [{bar:30}] {percent:>3} % {msg}") {
                 bar.set_style(style.progress_chars("=> "));
             }
@@ -82,7 +103,7 @@ impl Rows {
         if !std::io::stderr().is_terminal() {
             return Self(None);
         }
-        let bar = total.filter(|n| *n > 0).map_or_else(ProgressBar::new_spinner, ProgressBar::new);
+        let bar = BARS.add(total.filter(|n| *n > 0).map_or_else(ProgressBar::new_spinner, ProgressBar::new));
         let template =
             if bar.length().is_some() { "read [{bar:30}] {percent:>3} % {msg}, ETA {eta}" } else { "read {spinner} {pos} rows, {msg}" };
         if let Ok(style) = ProgressStyle::with_template(template) {

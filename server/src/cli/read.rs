@@ -4,11 +4,12 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use clap::Args;
 use forebay_core::digest::{self, JobDigest};
-use forebay_core::job::JobRequest;
+use forebay_core::job::{Assignment, JobRequest};
 use forebay_core::pipeline::{parse_size, show_size};
 use forebay_core::{Error, Kind, Result};
 use forebay_flight::api::End;
 use forebay_flight::client::{Batch, Client, JobItem, JobReader, OpenedJob};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -29,6 +30,8 @@ const VISITATIONS: &[&str] = &["at_most_once", "at_least_once", "exactly_once"];
 const CREDITS: u32 = 4;
 /// How long a consumer whose streams break tries to join again without getting a batch.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Consumers that join at once.
+const JOINS: usize = 32;
 /// Rows shown without --digest.
 const PREVIEW: usize = 10;
 
@@ -125,7 +128,9 @@ fn request(args: &ReadArgs) -> Result<JobRequest> {
     });
     let request = JobRequest::from_json(&settings.to_string()).map_err(as_flags)?;
     // What no server could do is said before one is asked.
-    let probe = JobRequest { consumer: Some("probe".to_owned()), ..request.clone() };
+    let ranked = matches!(request.assignment, Some(Assignment::Static | Assignment::Rounds));
+    let (world_size, rank) = if ranked { (Some(args.consumers), Some(0)) } else { (None, None) };
+    let probe = JobRequest { consumer: Some("probe".to_owned()), world_size, rank, ..request.clone() };
     probe.resolve(forebay_core::pipeline::Shuffle::Window).map_err(as_flags)?;
     Ok(request)
 }
@@ -161,6 +166,8 @@ struct Read {
     preview: Option<RecordBatch>,
     consumers: u32,
     elapsed: Duration,
+    /// What the server says of the whole job: other consumers may have read of it, now or earlier.
+    job_digest: Option<String>,
     /// Ctrl-C ended it: what is here was acknowledged, the rest of the job is not.
     interrupted: bool,
 }
@@ -211,7 +218,7 @@ impl Read {
             "job": request.job, "dataset": request.dataset, "consumers": self.consumers,
             "passes": self.passes.iter().map(pass).collect::<Vec<_>>(),
             "batches": self.total(|p| p.batches), "rows": self.total(|p| p.rows), "bytes": self.total(|p| p.bytes),
-            "seconds": self.elapsed.as_secs_f64(), "rows_per_s": rate(self.total(|p| p.rows), self.elapsed), "digest": self.digest(),
+            "seconds": self.elapsed.as_secs_f64(), "rows_per_s": rate(self.total(|p| p.rows), self.elapsed), "digest": self.digest(), "job_digest": self.job_digest,
         })
     }
 }
@@ -223,20 +230,7 @@ fn rate(rows: u64, span: Duration) -> u64 {
 /// Runs the consumers side by side until the job ends for all of them.
 async fn draw(client: &Client, request: &JobRequest, consumers: u32, preview: bool) -> Result<Read> {
     let started = Instant::now();
-    // All join before any reads: a short job could be over before the last one came.
-    let mut joined = Vec::new();
-    for number in 0..consumers {
-        let mut request = JobRequest { consumer: Some(format!("read-{}-{number}", std::process::id())), ..request.clone() };
-        // Streams of one connection share a task that does all framing: each consumer has its own.
-        let client = if number == 0 { client.clone() } else { client.another().await? };
-        if number > 0 {
-            request.restart = None;
-        }
-        let opened = open(&client, &request).await?;
-        // A restart is asked for once, not at every pass.
-        request.restart = None;
-        joined.push((client, request, opened));
-    }
+    let joined = join(client, request, consumers).await?;
     let shared =
         Shared { started, stop: CancellationToken::new(), progress: Rows::new(joined.first().and_then(|(_, _, opened)| opened.rows)) };
     let mut tasks = JoinSet::new();
@@ -259,7 +253,38 @@ async fn draw(client: &Client, request: &JobRequest, consumers: u32, preview: bo
     shared.progress.stop();
     all.taken.sort_unstable();
     all.elapsed = started.elapsed();
+    let jobs = client.jobs(request.job.as_deref()).await?;
+    all.job_digest = jobs.into_iter().next().and_then(|job| job.digest);
     Ok(all)
+}
+
+/// All join before any reads: a short job could be over before the last one came. The first creates the job, the others may come at once.
+async fn join(client: &Client, request: &JobRequest, consumers: u32) -> Result<Vec<(Client, JobRequest, OpenedJob)>> {
+    let ranked = matches!(request.assignment, Some(Assignment::Static | Assignment::Rounds));
+    let named = |number: u32| JobRequest {
+        consumer: Some(format!("read-{}-{number}", std::process::id())),
+        // Every consumer is a rank where ranks count.
+        world_size: if ranked { Some(consumers) } else { request.world_size },
+        rank: if ranked { Some(number) } else { request.rank },
+        restart: None,
+        ..request.clone()
+    };
+    let first = open(client, &JobRequest { restart: request.restart, ..named(0) }).await?;
+    let others = stream::iter(1..consumers)
+        .map(|number| {
+            let request = named(number);
+            async move {
+                // Streams of one connection share a task that does all framing: each consumer has its own.
+                let client = client.another().await?;
+                let opened = open(&client, &request).await?;
+                Ok::<_, Error>((client, request, opened))
+            }
+        })
+        .buffered(JOINS)
+        .try_collect::<Vec<_>>();
+    let mut joined = vec![(client.clone(), named(0), first)];
+    joined.extend(others.await?);
+    Ok(joined)
 }
 
 /// What the consumers of one command share.
@@ -392,7 +417,16 @@ fn show(read: &Read, request: &JobRequest, digest: bool, out: &Output) -> Outcom
         read.elapsed.as_secs_f64(),
         count(rate(rows, read.elapsed))
     ))?;
-    if digest { out.line(format!("digest {}", read.digest())) } else { Ok(()) }
+    if !digest {
+        return Ok(());
+    }
+    out.line(format!("digest {}", read.digest()))?;
+    match &read.job_digest {
+        Some(job) if *job != read.digest() => {
+            out.line(format!("of the {} batches read here; the whole job's is {job}", count(read.total(|p| p.batches))))
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

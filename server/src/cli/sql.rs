@@ -38,12 +38,7 @@ pub(super) struct SqlArgs {
 }
 
 pub(super) async fn run(connection: &Connection, args: SqlArgs, out: &Output) -> Outcome {
-    let format = match (args.format, &args.output) {
-        (Some(format), _) => format,
-        (None, _) if out.json => Format::Json,
-        (None, Some(path)) => Format::of(path).unwrap_or(Format::Table),
-        (None, None) => Format::Table,
-    };
+    let format = format(args.format, args.output.as_deref(), out.json)?;
     if format.is_binary() && args.output.is_none() && std::io::stdout().is_terminal() {
         return Err(Error::bad_input(format!("{format} is not for a terminal")).with_remedy("give -o FILE, or pipe it").into());
     }
@@ -68,6 +63,22 @@ pub(super) async fn run(connection: &Connection, args: SqlArgs, out: &Output) ->
         }
     })
     .await
+}
+
+/// What is asked for, else what the file's name says.
+fn format(asked: Option<Format>, output: Option<&Path>, json: bool) -> Result<Format, Error> {
+    match (asked, output) {
+        (Some(format), _) if json && format != Format::Json => {
+            Err(Error::bad_input(format!("--json and --format {format} contradict each other")).with_remedy("give one of them"))
+        }
+        (Some(format), _) => Ok(format),
+        (None, _) if json => Ok(Format::Json),
+        (None, Some(path)) => Format::of(path).ok_or_else(|| {
+            Error::bad_input(format!("the name {} does not say in which format to write", path.display()))
+                .with_remedy("give --format, or a name that ends in .csv, .json, .jsonl, .parquet, .arrow or .txt")
+        }),
+        (None, None) => Ok(Format::Table),
+    }
 }
 
 fn partial(path: &Path) -> PathBuf {

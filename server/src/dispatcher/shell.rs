@@ -110,7 +110,7 @@ pub(super) struct Shell {
     since_compaction: u64,
     /// What the next step begins with: tasks that were handed to a caller that had gone away.
     unheard: Vec<Event>,
-    _heartbeat: AbortOnDropHandle<()>,
+    heartbeat: AbortOnDropHandle<()>,
 }
 
 type Started = (Shell, mpsc::Sender<Message>, Arc<Shared>, OwnerRecord);
@@ -137,7 +137,7 @@ impl Shell {
             since_compaction: loaded.entries.len() as u64,
             unheard: Vec::new(),
             config,
-            _heartbeat: AbortOnDropHandle::new(beating),
+            heartbeat: AbortOnDropHandle::new(beating),
         };
         let lead = Event::Lead {
             fence: shell.journal.fence(),
@@ -396,7 +396,8 @@ impl Shell {
 
     /// The last step: what is waiting is let go, the journal replaced by the state.
     async fn end(mut self, stop: Vec<oneshot::Sender<()>>) -> Result<()> {
-        for request in self.waiting.take_all() {
+        // Workers of other processes hear nothing: they ask the next leader.
+        for request in self.waiting.take_all().into_iter().filter(|r| r.attach) {
             let answer = match &request.event {
                 Event::NextGrant { .. } => Ok(Reply::Granted(dispatch::Granted::Drain)),
                 _ => Ok(Reply::Wait),
@@ -405,7 +406,11 @@ impl Shell {
         }
         let upto = self.journal.append(Vec::new()).await?;
         let compacted = if self.since_compaction > 0 { self.compact(upto).await } else { Ok(()) };
-        let closed = self.journal.close().await;
+        // Awaited: a heartbeat on its way would undo the leave.
+        self.heartbeat.abort();
+        let _ = (&mut self.heartbeat).await;
+        let left = self.journal.leave().await;
+        let closed = left.and(self.journal.close().await);
         for done in stop {
             let _ = done.send(());
         }

@@ -10,7 +10,7 @@ use forebay_flight::serve::Limits;
 use forebay_flight::service::{Flight, ServiceConfig};
 use forebay_flight::ticket::TicketKey;
 use forebay_storage::journal::Journal;
-use forebay_storage::owner::LocalLock;
+use forebay_storage::owner::{LocalLock, Owner as Found, find_owner};
 use forebay_storage::root::Root;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -121,6 +121,13 @@ impl Parts {
 /// Takes the root: its lock, its journal, and the lead.
 async fn own(config: &EngineConfig, base: &Base, address: SocketAddr) -> Result<Owner> {
     let lock = LocalLock::acquire(&base.root).await?;
+    // Where there is no lock, the journal's fence would let us in and the owner out.
+    if lock.is_none()
+        && let Found::Live(owner) = find_owner(&base.root).await?
+    {
+        return Err(Error::failed_precondition(format!("the root `{}` has an owner at {} already", base.root.url(), owner.address))
+            .with_remedy("connect to it with --server, or stop it"));
+    }
     let settings = DispatcherConfig { continue_runs: config.continue_runs, ..DispatcherConfig::new(address.to_string()) };
     Owner::lead(lock, base, settings).await
 }
@@ -191,6 +198,8 @@ impl RunningEngine {
             task.abort();
         }
         drop(self.compute);
+        let python = self.engine.python().clone();
+        let _ = tokio::task::spawn_blocking(move || python.close()).await;
         let Some(owner) = self.owner.take() else { return Ok(()) };
         // Streams that did not end by now never will: what they held is accounted for here, not by the next owner.
         if let Err(error) = owner.dispatcher.worker_gone(self.engine.worker()).await {

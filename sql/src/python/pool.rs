@@ -134,6 +134,19 @@ impl PythonPool {
         Ok(seat)
     }
 
+    /// Ends the idle processes and removes every folder of modules: the process that owns the pool is about to end. Blocks for a moment.
+    pub fn close(&self) {
+        let (idle, sets) = {
+            let mut state = self.shared.state.lock();
+            (std::mem::take(&mut state.idle), std::mem::take(&mut state.sets))
+        };
+        self.shared.seats.close();
+        drop(idle);
+        for set in sets.iter().filter_map(Weak::upgrade) {
+            set.remove();
+        }
+    }
+
     /// Processes that idle.
     #[cfg(test)]
     pub(super) fn idle(&self) -> usize {

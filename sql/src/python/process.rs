@@ -161,10 +161,26 @@ fn describe(status: ExitStatus) -> String {
     }
 }
 
-/// Drains what the process prints, so that it never blocks on a full pipe, and keeps the end.
+/// Logs the lines that end in `chunk`; what is behind the last one waits for its end, or for the end of everything (an empty chunk).
+fn log_lines(line: &mut Vec<u8>, chunk: &[u8]) {
+    line.extend_from_slice(chunk);
+    let whole = match line.iter().rposition(|b| *b == b'\n') {
+        _ if chunk.is_empty() || line.len() > TAIL => line.len(),
+        Some(end) => end + 1,
+        None => return,
+    };
+    let rest = line.split_off(whole);
+    for text in String::from_utf8_lossy(line).lines().filter(|text| !text.trim().is_empty()) {
+        tracing::info!(target: "python", "{text}");
+    }
+    *line = rest;
+}
+
+/// Drains what the process prints, so that it never blocks on a full pipe; logs it line by line under the target `python`, and keeps the end.
 async fn listen(mut errors: ChildStderr, printed: Arc<Mutex<Vec<u8>>>) {
-    let mut chunk = [0; 4096];
+    let (mut chunk, mut line) = ([0; 4096], Vec::new());
     while let Ok(length) = errors.read(&mut chunk).await {
+        log_lines(&mut line, chunk.get(..length).unwrap_or_default());
         if length == 0 {
             return;
         }

@@ -28,7 +28,7 @@ pub(super) struct LogFiles {
 impl LogFiles {
     pub(super) async fn list(root: &Root, name: &DatasetName) -> Result<LogFiles> {
         let folder = paths::log_folder(name);
-        let listed: Vec<_> = root.store().list(Some(&folder)).try_collect().await.map_err(|e| root.error("list", &folder, &e))?;
+        let listed: Vec<_> = root.list(&folder).await?;
         let mut files = LogFiles::default();
         let mut parts: BTreeMap<(u64, usize), Vec<Path>> = BTreeMap::new();
         for object in listed {

@@ -24,7 +24,7 @@ const CONCURRENCY: usize = 8;
 /// Failures of the store.
 pub async fn list_datasets(root: &Root) -> Result<Vec<DatasetName>> {
     let folder = Path::from("datasets");
-    let listed = root.store().list_with_delimiter(Some(&folder)).await.map_err(|e| root.error("list", &folder, &e))?;
+    let listed = crate::root::listing::list_folder(root.store().as_ref(), &folder).await.map_err(|e| root.error("list", &folder, &e))?;
     // Collected, because a borrowing closure inside the stream would keep this future from being `Send` for callers that box it.
     let names: Vec<_> = listed.common_prefixes.iter().filter_map(Path::filename).filter_map(|n| DatasetName::parse(n).ok()).collect();
     let found = futures::stream::iter(names).map(|name| async move {

@@ -2,7 +2,7 @@
 
 use forebay_core::ids::DatasetName;
 use forebay_core::{Error, Result};
-use futures::{StreamExt, TryStreamExt};
+use futures::StreamExt;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore};
 use std::collections::HashSet;
@@ -147,7 +147,7 @@ async fn sweep_staged(root: &Root, name: &DatasetName, limit_ms: i64, dry_run: b
 }
 
 async fn objects(root: &Root, folder: &Path) -> Result<Vec<ObjectMeta>> {
-    root.store().list(Some(folder)).try_collect().await.map_err(|e| root.error("list", folder, &e))
+    root.list(folder).await
 }
 
 async fn delete(root: &Root, locations: Vec<Path>) -> Result<()> {

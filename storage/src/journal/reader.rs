@@ -1,14 +1,14 @@
 //! Reading a journal that someone else may be writing. Never writes, so it works on a read-only root.
 
 use forebay_core::{Error, Result};
-use futures::StreamExt;
+use futures::TryStreamExt;
 use slatedb::object_store::path::Path;
 use slatedb::{DbReader, DbReaderMode, ErrorKind};
 use std::time::Duration;
 
 use super::{JOURNAL_PATH, Loaded, OWNER_KEY, error, scan};
 use crate::owner::OwnerRecord;
-use crate::root::Root;
+use crate::root::{Root, listing};
 
 /// The owner may sweep a file between our seeing its name and opening it; the next attempt sees newer names.
 const ATTEMPTS: u32 = 5;
@@ -31,11 +31,13 @@ pub async fn read_journal(root: &Root) -> Result<Option<Loaded>> {
 
 async fn exists(root: &Root) -> Result<bool> {
     let manifests = Path::from(JOURNAL_PATH).join("manifest");
-    match root.journal_store().list(Some(&manifests)).next().await {
-        None => Ok(false),
-        Some(Ok(_)) => Ok(true),
-        Some(Err(slatedb::object_store::Error::NotFound { .. })) => Ok(false),
-        Some(Err(e)) => Err(super::store_error(&e).context("looking for the journal")),
+    use slatedb::object_store::Error as Failed;
+    let store = root.journal_store();
+    let first = listing::again(|| async { store.list(Some(&manifests)).try_next().await }, |e| listing::broken_text(e));
+    match first.await {
+        Ok(found) => Ok(found.is_some()),
+        Err(Failed::NotFound { .. }) => Ok(false),
+        Err(e) => Err(super::store_error(&e).context("looking for the journal")),
     }
 }
 
@@ -47,7 +49,7 @@ async fn read(root: &Root) -> Result<Loaded> {
     loaded
 }
 
-/// The owner's last heartbeat alone; `None` where no journal was ever written. One attempt: whoever watches looks again soon.
+/// The owner's last heartbeat alone; `None` where nobody ever led, or the last leader left properly. One attempt: whoever watches looks again soon.
 pub async fn read_owner(root: &Root) -> Result<Option<OwnerRecord>> {
     if !exists(root).await? {
         return Ok(None);
@@ -57,6 +59,8 @@ pub async fn read_owner(root: &Root) -> Result<Option<OwnerRecord>> {
     // Only stops its polling; there is nothing to lose.
     let _ = reader.close().await;
     match found.map_err(|e| error(&e).context("reading the owner's heartbeat"))? {
+        // It left properly.
+        Some(bytes) if bytes.is_empty() => Ok(None),
         Some(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|e| Error::corrupt(format!("the journal's owner record: {e}"))),
         None => Ok(None),
     }

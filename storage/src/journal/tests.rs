@@ -162,6 +162,8 @@ async fn a_reader_follows_without_writing() {
     journal.put_owner(record(2)).await.unwrap();
     assert_eq!(read_journal(&reader).await.unwrap().unwrap().owner, Some(record(2)));
     assert_eq!(journal.append(entries(3..4)).await.unwrap(), 3, "the reader fenced nobody");
+    journal.leave().await.unwrap();
+    assert_eq!(read_journal(&reader).await.unwrap().unwrap().owner, None);
     journal.close().await.unwrap();
     let before = tree(dir.path());
     let loaded = read_journal(&reader).await.unwrap().unwrap();

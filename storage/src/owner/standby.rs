@@ -50,7 +50,7 @@ impl Standby {
         // Taken after the read: what was read is at least this old.
         let now = Instant::now();
         let Some(found) = record else {
-            // Nobody ever led a remote root. A local one's lock is held by whoever is about to.
+            // Nobody leads a remote root, or the last leader left properly. A local one's lock is held by whoever is about to lead.
             return Ok(if self.root.local_path().is_some() { Sight::Led(None) } else { Sight::Free(None) });
         };
         let beat = (found.fence, found.beat);

@@ -51,10 +51,32 @@ pub fn store_error(doing: &str, place: &str, error: &object_store::Error) -> Err
         E::PermissionDenied { .. } => (Kind::PermissionDenied, "permission denied".to_owned()),
         E::Unauthenticated { .. } => (Kind::PermissionDenied, "the store refuses the credentials".to_owned()),
         E::NotSupported { .. } | E::NotImplemented { .. } => (Kind::Unsupported, redact(&error.to_string())),
-        E::Generic { .. } => (Kind::Unavailable, redact(&error.to_string())),
+        E::Generic { .. } => return unnamed(doing, place, &error.to_string()),
         _ => (Kind::Internal, redact(&error.to_string())),
     };
     Error::new(kind, format!("can't {doing} {place}: {what}"))
+}
+
+/// An error that the store's client does not name. What users meet most is told apart by its text, and said with its remedy.
+pub(crate) fn unnamed(doing: &str, place: &str, text: &str) -> Error {
+    let said = |what: &str| Error::new(Kind::Unavailable, format!("can't {doing} {place}: {what}"));
+    if text.contains("NoSuchBucket") || text.contains("ContainerNotFound") {
+        let error = Error::not_found(format!("can't {doing} {place}: the store has no such bucket"));
+        return error.with_remedy("make the bucket, or check the root's URL and the store's endpoint");
+    }
+    // Without credentials in the environment the clients ask the cloud's metadata service, which only its own machines reach.
+    if ["169.254.169.254", "metadata.google.internal", "/metadata/identity"].iter().any(|asked| text.contains(asked)) {
+        return said("no credentials were found").with_remedy(
+            "set the store's standard environment variables (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_*)",
+        );
+    }
+    if text.contains("error sending request") {
+        let url = text.split_whitespace().find(|word| word.starts_with("http")).map(redact).unwrap_or_default();
+        let at = url.split("/").take(3).collect::<Vec<_>>().join("/");
+        return said(&format!("the store can't be reached at {at}"))
+            .with_remedy("check the network, and the store's endpoint in the environment (AWS_ENDPOINT and its like)");
+    }
+    said(redact(text).lines().next().unwrap_or_default())
 }
 
 /// The operating system's error inside another one. Errors of the network are I/O errors too, so only those that a file can give count.

@@ -5,7 +5,6 @@
 
 use forebay_core::pipeline::SourceFormat;
 use forebay_core::{Error, Kind, Result};
-use futures::TryStreamExt;
 use glob::{MatchOptions, Pattern};
 use object_store::ObjectStoreExt;
 use std::collections::BTreeMap;
@@ -341,8 +340,7 @@ async fn remote(location: &str, format: SourceFormat, stores: &Stores, allow: Al
     }
     let pattern = if literal == names.len() { None } else { Some(compile(&names[literal..].join("/"))?) };
     let mut files = Files::new();
-    let mut listed = store.list(Some(&prefix));
-    while let Some(meta) = listed.try_next().await.map_err(fail)? {
+    for meta in crate::root::listing::list(store.as_ref(), &prefix).await.map_err(fail)? {
         let name = meta.location.as_ref();
         let rest = name.strip_prefix(prefix.as_ref()).unwrap_or(name).trim_start_matches('/');
         let matches = match &pattern {
