@@ -16,7 +16,17 @@ import pyarrow as pa
 from pyarrow import flight
 
 from . import arrays
-from .errors import BadInput, Cancelled, Error, FailedPrecondition, Internal, Unavailable, Unsupported, from_flight, translated
+from .errors import (
+    BadInput,
+    Cancelled,
+    Error,
+    FailedPrecondition,
+    Internal,
+    Unavailable,
+    Unsupported,
+    from_flight,
+    translated,
+)
 
 FORMATS = ("numpy", "torch", "jax", "tf", "arrow")
 
