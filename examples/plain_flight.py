@@ -22,8 +22,11 @@ def one_pass(client, options, job: dict):
     """Batches of one pass over DoExchange: (metadata, parts). A batch larger than one message comes in parts."""
     # 1. Join the job: the descriptor's command is the job, the answer holds a signed ticket.
     info = client.get_flight_info(flight.FlightDescriptor.for_command(json.dumps(job).encode()), options)
-    # 2. Open the stream with the ticket. One credit is one batch that may be sent.
-    ticket = info.endpoints[0].ticket.ticket
+    # 2. Open the stream with the ticket, at the endpoint's location if it names one. One credit is one batch that may be sent.
+    endpoint = info.endpoints[0]
+    if endpoint.locations:
+        client = flight.connect(endpoint.locations[0].uri)
+    ticket = endpoint.ticket.ticket
     writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(ticket), options)
     say(writer, credits=4)
     parts = []

@@ -105,6 +105,17 @@ pub trait JobControl: Send + Sync + 'static {
     async fn on_message(&self, message: ConsumerMessage) -> Result<()>;
 }
 
+/// What is going to be read from an endpoint.
+#[derive(Debug, Clone, Copy)]
+pub enum Reading<'a> {
+    /// A dataset's groups of shards.
+    Dataset,
+    /// A job's stream.
+    Job,
+    /// The query with this payload.
+    Query(&'a Value),
+}
+
 /// The engine behind the service.
 #[async_trait]
 pub trait Backend: Send + Sync + 'static {
@@ -128,6 +139,12 @@ pub trait Backend: Send + Sync + 'static {
 
     /// The stream of a job that [`Backend::open_job`] opened. `acks`: the consumer acknowledges on this stream (`DoExchange`).
     async fn job_stream(&self, payload: Value, acks: bool) -> Result<Box<dyn JobStream>>;
+
+    /// Where the next `count` endpoints are to be read, as `host:port`; none is this same connection.
+    async fn places(&self, reading: Reading<'_>, count: usize) -> Result<Vec<Option<String>>> {
+        let _ = reading;
+        Ok(vec![None; count])
+    }
 
     async fn query(&self, sql: &str) -> Result<QueryPlan>;
 

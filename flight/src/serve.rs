@@ -8,6 +8,7 @@ use tonic::transport::Server;
 use tonic::transport::server::{Router, TcpIncoming};
 
 use crate::service::Flight;
+use crate::service::door::{ControlDoor, Door, FlightDoor};
 
 /// Limits of the transport.
 #[derive(Debug, Clone)]
@@ -47,32 +48,39 @@ impl Default for Limits {
 /// # Errors
 /// `Unavailable` when the transport fails.
 pub async fn serve(listener: TcpListener, service: Flight, limits: Limits, shutdown: impl Future<Output = ()> + Send) -> Result<()> {
-    serve_with(listener, service, limits, shutdown, |router| router).await
+    let stop = service.stop_token();
+    let router = builder(&limits).add_service(service);
+    run(router, listener, limits.drain, shutdown, move || stop.cancel()).await
 }
 
-/// As [`serve`], with further gRPC services on the same port.
+/// As [`serve`], with whatever the door answers with, and the control protocol beside Flight.
 ///
 /// # Errors
 /// `Unavailable` when the transport fails.
-pub async fn serve_with(
-    listener: TcpListener,
-    service: Flight,
-    limits: Limits,
-    shutdown: impl Future<Output = ()> + Send,
-    more: impl FnOnce(Router) -> Router,
-) -> Result<()> {
-    let stop = service.stop_token();
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    let mut server = Server::builder()
+pub async fn serve_door(listener: TcpListener, door: Door, limits: Limits, shutdown: impl Future<Output = ()> + Send) -> Result<()> {
+    let router = builder(&limits).add_service(FlightDoor(door.clone())).add_service(ControlDoor(door.clone()));
+    run(router, listener, limits.drain, shutdown, move || door.end_streams()).await
+}
+
+fn builder(limits: &Limits) -> Server {
+    Server::builder()
         .max_concurrent_streams(limits.streams)
         .http2_max_header_list_size(limits.headers)
         .http2_keepalive_interval(Some(limits.keepalive))
         .http2_keepalive_timeout(Some(Duration::from_secs(20)))
         .initial_stream_window_size(limits.stream_window)
         .initial_connection_window_size(limits.connection_window)
-        .max_frame_size(limits.frame);
-    let router = more(server.add_service(service));
+        .max_frame_size(limits.frame)
+}
 
+async fn run(
+    router: Router,
+    listener: TcpListener,
+    drain_time: Duration,
+    shutdown: impl Future<Output = ()> + Send,
+    end_streams: impl Fn(),
+) -> Result<()> {
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     let (drain, draining) = tokio::sync::oneshot::channel();
     let serving = router.serve_with_incoming_shutdown(incoming, async move {
         shutdown.await;
@@ -81,7 +89,7 @@ pub async fn serve_with(
     });
     let deadline = async move {
         match draining.await {
-            Ok(()) => tokio::time::sleep(limits.drain).await,
+            Ok(()) => tokio::time::sleep(drain_time).await,
             // The server ended by itself.
             Err(_) => std::future::pending().await,
         }
@@ -91,10 +99,10 @@ pub async fn serve_with(
         served = &mut serving => served,
         () = deadline => {
             // What is still open ends with a status rather than with a broken connection; then the connections are left to themselves.
-            stop.cancel();
+            end_streams();
             tokio::time::timeout(Duration::from_secs(1), &mut serving).await.unwrap_or(Ok(()))
         }
     };
-    stop.cancel();
+    end_streams();
     served.map_err(|e| Error::new(Kind::Unavailable, format!("the server failed: {e}")))
 }

@@ -98,6 +98,30 @@ pub fn to_status(error: &Error) -> Status {
     Status::with_details(code, message, Bytes::from(details.encode_to_vec()))
 }
 
+/// Trailer in which a process that does not lead names who does; empty where it does not know.
+const LEADER: &str = "forebay-leader";
+
+/// The status of a process that can't answer, with the address of the one that can.
+pub fn to_elsewhere_status(error: &Error, leader: Option<&str>) -> Status {
+    let mut status = to_status(error);
+    // An address that no header can carry is as good as none.
+    if let Ok(value) = leader.unwrap_or_default().parse() {
+        status.metadata_mut().insert(LEADER, value);
+    }
+    status
+}
+
+/// Whether a status means that somebody else has to be asked.
+pub fn is_elsewhere(status: &Status) -> bool {
+    status.metadata().contains_key(LEADER)
+}
+
+/// The leader that such a status names.
+pub fn leader_of(status: &Status) -> Option<String> {
+    let named = status.metadata().get(LEADER)?.to_str().ok()?;
+    (!named.is_empty()).then(|| named.to_owned())
+}
+
 /// The error behind a status: ours exactly, a foreign server's by its code.
 pub fn from_status(status: &Status) -> Error {
     if let Ok(details) = RpcStatus::decode(status.details()) {

@@ -44,11 +44,16 @@ impl fmt::Debug for TicketKey {
 impl TicketKey {
     /// A key of this process alone: its tickets die with it.
     pub fn random() -> Self {
+        Self(Self::random_secret())
+    }
+
+    /// A secret to derive a root's key from, for whoever keeps it.
+    pub fn random_secret() -> [u8; 32] {
         let mut seed = blake3::Hasher::new_derive_key("forebay 2026 random ticket key");
         for _ in 0..3 {
             seed.update(uuid::Uuid::new_v4().as_bytes());
         }
-        Self(*seed.finalize().as_bytes())
+        *seed.finalize().as_bytes()
     }
 
     /// The same key for everyone who knows the secret.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -53,40 +54,92 @@ def connect(server: str | None = None, *, root: str | os.PathLike | None = None,
         raise
 
 
+# How long a client waits for a server, or for the next leader: longer than a takeover.
+_PATIENCE = 15.0
+# How a standby names the leader.
+_LEADER = re.compile(r"the leader is (grpc://[^\s;,]+)")
+
+
 class Client:
     """A connection. Made by ``connect``; a context manager that closes."""
 
     def __init__(self, addresses: list[str], token: str | None = None, embedded: EmbeddedServer | None = None):
         headers = [(b"authorization", b"Bearer " + token.encode())] if token else []
         self.options = flight.FlightCallOptions(headers=headers)
+        self._probe = flight.FlightCallOptions(headers=headers, timeout=5)
         self._embedded = embedded
+        self._addresses = [address.strip() for address in addresses]
+        self._places: dict[str, flight.FlightClient] = {}
         self.flight: flight.FlightClient = None
-        failure: Exception = BadInput("no address given")
-        for address in addresses:
-            address = address.strip()
-            try:
-                with translated():
-                    self.flight = flight.connect(
-                        address.replace("grpc://", "grpc+tcp://", 1) if "://" in address else f"grpc://{address}"
+        self.address = ""
+        self._find_leader()
+
+    def _find_leader(self) -> None:
+        """Connects to whoever leads: the first of the addresses that answers, or the one that a standby names. Waits a little for one."""
+        end = time.monotonic() + _PATIENCE
+        while True:
+            failure: Exception = BadInput("no address given")
+            asked, todo = set(), list(self._addresses)
+            while todo:
+                address = todo.pop(0)
+                if address in asked:
+                    continue
+                asked.add(address)
+                try:
+                    with translated():
+                        found = flight.connect(_location(address))
+                        list(found.do_action(_action("forebay.datasets", {"op": "list"}), self._probe))
+                    self.flight, self.address = found, address
+                    return
+                except (Unavailable, errors.Cancelled) as error:
+                    failure = Unavailable(
+                        f"{address} cannot be reached: {error.message}", "start `forebay serve`, or check the address"
                     )
-                    self.address = address
-                    self.action("forebay.datasets", {"op": "list"})
-                return
-            except Unavailable as error:
-                failure = Unavailable(
-                    f"{address} cannot be reached: {error.message}", "start `forebay serve`, or check the address"
-                )
-        raise failure
+                    if named := _LEADER.search(error.message):
+                        todo.insert(0, named.group(1))
+            if not isinstance(failure, Unavailable) or time.monotonic() >= end:
+                raise failure
+            time.sleep(0.2)
+
+    def place(self, endpoint: flight.FlightEndpoint) -> flight.FlightClient:
+        """The connection on which an endpoint's ticket is to be used: its location's, or this one."""
+        uris = [location.uri.decode() for location in endpoint.locations]
+        uris = [uri for uri in uris if not uri.startswith("arrow-flight-reuse-connection:")]
+        if not uris:
+            return self.flight
+        if uris[0] not in self._places:
+            self._places[uris[0]] = flight.connect(uris[0])
+        return self._places[uris[0]]
+
+    def info(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+        """``GetFlightInfo``, asked again of the next leader if this one is gone."""
+        try:
+            with translated():
+                return self.flight.get_flight_info(descriptor, self.options)
+        except Unavailable:
+            self._find_leader()
+            with translated():
+                return self.flight.get_flight_info(descriptor, self.options)
 
     def action(self, name: str, body: dict) -> list[dict]:
         """All answers of an action, as JSON."""
         return list(self._answers(name, body))
 
     def _answers(self, name: str, body: dict) -> Iterator[dict]:
-        body = {key: value for key, value in body.items() if value is not None}
-        with translated():
-            for result in self.flight.do_action(flight.Action(name, json.dumps(body).encode()), self.options):
-                yield json.loads(result.body.to_pybytes())
+        action = _action(name, {key: value for key, value in body.items() if value is not None})
+        begun = False
+        for again in (False, True):
+            try:
+                with translated():
+                    for result in self.flight.do_action(action, self.options):
+                        begun = True
+                        yield json.loads(result.body.to_pybytes())
+                return
+            except Unavailable:
+                # Half an answer is not made whole by asking again.
+                if begun or again:
+                    raise
+                self._find_leader()
 
     def materialize(
         self,
@@ -186,10 +239,10 @@ class Client:
 
     def _read(self, descriptor: flight.FlightDescriptor, columns: list[str] | None) -> pa.Table:
         with translated():
-            info = self.flight.get_flight_info(descriptor, self.options)
+            info = self.info(descriptor)
             batches, schema = [], info.schema
             for endpoint in info.endpoints:
-                reader = self.flight.do_get(endpoint.ticket, self.options)
+                reader = self.place(endpoint).do_get(endpoint.ticket, self.options)
                 schema = reader.schema
                 for chunk in reader:
                     if chunk.data is not None:
@@ -200,7 +253,9 @@ class Client:
 
     def close(self) -> None:
         """Closes the connection, and stops the embedded server if there is one."""
-        self.flight.close()
+        for place in (*self._places.values(), self.flight):
+            place.close()
+        self._places.clear()
         if self._embedded is not None:
             embedded, self._embedded = self._embedded, None
             embedded.close()
@@ -250,6 +305,14 @@ class Dataset:
         if columns and (unknown := [c for c in columns if c not in self.schema.names]):
             raise BadInput(f"`{self.name}` has no column `{unknown[0]}`", "it has " + ", ".join(self.schema.names))
         return self._client._read(self._descriptor(epoch), columns)
+
+
+def _location(address: str) -> str:
+    return address.replace("grpc://", "grpc+tcp://", 1) if "://" in address else f"grpc://{address}"
+
+
+def _action(name: str, body: dict) -> flight.Action:
+    return flight.Action(name, json.dumps(body).encode())
 
 
 def _statement(query: str) -> bytes:

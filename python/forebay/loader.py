@@ -7,6 +7,7 @@ import queue
 import re
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Self
@@ -15,12 +16,24 @@ import pyarrow as pa
 from pyarrow import flight
 
 from . import arrays
-from .errors import BadInput, Cancelled, Error, FailedPrecondition, Internal, Unsupported, from_flight, translated
+from .errors import (
+    BadInput,
+    Cancelled,
+    Error,
+    FailedPrecondition,
+    Internal,
+    Unavailable,
+    Unsupported,
+    from_flight,
+    translated,
+)
 
 FORMATS = ("numpy", "torch", "jax", "tf", "arrow")
 
 # How long a server may take to hear the last acknowledgements before the stream is cancelled.
 _CLOSE_SECONDS = 10.0
+# How long a loader whose streams break tries to join again without getting a batch.
+_REJOIN_SECONDS = 30.0
 
 
 class Loader:
@@ -150,16 +163,31 @@ class Loader:
         return self._read(settings)
 
     def _read(self, settings: dict) -> Iterator:
-        stream = _Stream(self._client, settings, self._prefetch, self._convert)
-        self._stream = stream
         self._opened.add(settings["job"])
+        broken = None
         try:
-            for meta, batch in stream.batches(self._timeout):
-                self.meta = meta
-                yield batch
+            while True:
+                stream = None
+                try:
+                    stream = self._stream = _Stream(self._client, settings, self._prefetch, self._convert)
+                    for meta, batch in stream.batches(self._timeout):
+                        self.meta, broken = meta, None
+                        yield batch
+                    if stream.end != "drain":
+                        return
+                    # The worker is leaving: the next endpoint is another's.
+                except Unavailable:
+                    # The worker died. What was lost with it is in system.losses; the rest comes from another one.
+                    broken = broken or time.monotonic()
+                    if time.monotonic() - broken > _REJOIN_SECONDS:
+                        raise
+                    time.sleep(0.5)
+                finally:
+                    self._stream = None
+                    if stream is not None:
+                        stream.close()
+                settings.pop("restart", None)
         finally:
-            self._stream = None
-            stream.close()
             if settings["job"] != self.job:
                 self._end(settings["job"])
 
@@ -227,11 +255,12 @@ class _Stream:
         self._ready: queue.SimpleQueue = queue.SimpleQueue()
         self._taken: dict | None = None
         self._closed = False
+        self.end: str | None = None
         with translated():
             command = json.dumps({k: v for k, v in settings.items() if v is not None}).encode()
-            info = client.flight.get_flight_info(flight.FlightDescriptor.for_command(command), client.options)
-            descriptor = flight.FlightDescriptor.for_command(info.endpoints[0].ticket.ticket)
-            self._writer, self._reader = client.flight.do_exchange(descriptor, client.options)
+            endpoint = client.info(flight.FlightDescriptor.for_command(command)).endpoints[0]
+            descriptor = flight.FlightDescriptor.for_command(endpoint.ticket.ticket)
+            self._writer, self._reader = client.place(endpoint).do_exchange(descriptor, client.options)
             self._say({"credits": credits})
         self._thread = threading.Thread(target=self._run, name="forebay-prefetch", daemon=True)
         self._thread.start()
@@ -279,6 +308,7 @@ class _Stream:
             if what == "error":
                 raise meta
             if what == "end":
+                self.end = meta
                 return
             self._taken = meta
             yield meta, batch

@@ -208,7 +208,7 @@ impl Backend for EngineBackend {
             "forebay.job.stop" => one(engine.job_stop(admin::body(name, body)?).await?),
             "forebay.job.ack" => one(engine.job_ack(admin::body(name, body)?).await?),
             "forebay.tasks" => one(engine.tasks(body.get("failed").and_then(Value::as_bool).unwrap_or_default()).await?),
-            "forebay.workers" => one(engine.workers().await?),
+            "forebay.workers" => one(engine.workers(admin::body(name, body)?).await?),
             "forebay.cancel" => one(engine.cancel(admin::body(name, body)?).await?),
             "forebay.job.commit" | "forebay.job.restore" => {
                 return Err(Error::unsupported(format!("{name} is not supported by this version"))
@@ -224,6 +224,14 @@ impl Backend for EngineBackend {
 
     async fn put(&self, path: &[String], mode: Option<String>, source: BatchSource) -> Result<Value> {
         self.0.put(path, mode.as_deref(), source).await
+    }
+}
+
+impl EngineBackend {
+    /// Whether a planned query reads rows of datasets, and not only what the system tables say.
+    pub(crate) async fn reads_datasets(&self, payload: &Value) -> Result<bool> {
+        let query: Query = ticket(payload.clone())?;
+        self.0.catalog().reads_datasets(&query.sql).await
     }
 }
 

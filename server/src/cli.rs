@@ -15,6 +15,7 @@ mod output;
 mod plan;
 mod progress;
 mod read;
+mod roles;
 mod serve;
 mod settings;
 mod sql;
@@ -40,6 +41,8 @@ Examples:
   forebay read digits --root ./data --epochs 1 --digest    draw one pass as a trainer would
   forebay sql --root ./data \"SELECT label, count(*) FROM digits GROUP BY label\"
   forebay serve --root ./data                              let other processes and hosts do the same
+  forebay dispatcher --root s3://bucket/forebay            the same over several hosts: one leads,
+  forebay worker --dispatcher grpc://head:7070             the others work
   forebay datasets --server grpc://localhost:7070
 
 Every command that needs data takes --root (embedded; goes through the root's owner if there is one) or --server.
@@ -61,6 +64,10 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Serve a root: dispatcher and worker in one process
     Serve(serve::ServeArgs),
+    /// Lead a root: hand out tasks and windows to workers of other processes
+    Dispatcher(roles::DispatcherArgs),
+    /// Work for a dispatcher: run tasks, serve rows
+    Worker(roles::WorkerArgs),
     /// Run a pipeline: its epochs become shards of a dataset
     Materialize(materialize::MaterializeArgs),
     /// List datasets, show or drop one, or sweep its unnamed files
@@ -71,7 +78,7 @@ enum Command {
     Jobs(jobs::JobsArgs),
     /// List tasks of materialization
     Tasks(jobs::TasksArgs),
-    /// List workers
+    /// List workers, or drain one
     Workers(jobs::WorkersArgs),
     /// Draw a job's batches over Arrow Flight, as a trainer does
     Read(read::ReadArgs),
@@ -83,10 +90,6 @@ enum Command {
     Config(settings::ConfigArgs),
     /// Print a script that completes commands in a shell
     Completions(settings::CompletionsArgs),
-    #[command(hide = true)]
-    Dispatcher(Later),
-    #[command(hide = true)]
-    Worker(Later),
     #[command(hide = true)]
     Search(Later),
     #[command(hide = true)]
@@ -114,7 +117,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return ExitCode::from(status);
         }
     };
-    init_tracing(matches!(cli.command, Command::Serve(_)));
+    init_tracing(matches!(cli.command, Command::Serve(_) | Command::Dispatcher(_) | Command::Worker(_)));
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(e) => return report(&Failure::from(Error::internal(format!("starting the runtime: {e}")))),
@@ -171,6 +174,8 @@ async fn run(cli: Cli) -> Result<(), Failure> {
     match command {
         Command::Demo(args) => Box::pin(demo::run(&connection, args, &out)).await,
         Command::Serve(args) => serve::run(&connection, args, &out).await,
+        Command::Dispatcher(args) => Box::pin(roles::dispatcher(&connection, args, &out)).await,
+        Command::Worker(args) => Box::pin(roles::worker(&connection, args, &out)).await,
         Command::Materialize(args) => Box::pin(materialize::run(&connection, args, &out)).await,
         Command::Datasets(args) => datasets::run(&connection, args, &out).await,
         Command::Epochs(args) => datasets::epochs(&connection, args, &out).await,
@@ -182,8 +187,6 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         Command::Sql(args) => sql::run(&connection, args, &out).await,
         Command::Config(args) => settings::config(&connection, &args, &out),
         Command::Completions(args) => settings::completions(&args, &out),
-        Command::Dispatcher(_) => later("dispatcher", "`forebay serve` runs dispatcher and worker in one process"),
-        Command::Worker(_) => later("worker", "`forebay serve` runs dispatcher and worker in one process"),
         Command::Search(_) => later("search", "use `forebay sql` with LIKE or regexp_like"),
         Command::Index(_) => later("index", "use `forebay sql` with LIKE or regexp_like"),
         Command::View(_) => later("view", "give the query to `forebay sql`"),

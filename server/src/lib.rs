@@ -9,5 +9,6 @@ pub mod dispatcher;
 pub mod engine;
 pub mod http;
 pub mod metrics;
+pub mod roles;
 pub mod serve;
 pub mod worker;

@@ -3,7 +3,7 @@
 //! Owns: durable order, fencing, what is kept and what is swept. Must not know: what an entry means.
 //!
 //! Layout: `s` holds the newest state and the number of the last entry it contains, `e` + number (big-endian) one entry each, `o` the owner's
-//! heartbeat. A state replaces the entries it contains in one atomic write, so a reader sees either.
+//! heartbeat, `k` the secret that the root's nodes sign tickets with. A state replaces the entries it contains in one atomic write, so a reader sees either.
 //!
 //! Rules:
 //! - [`Journal::append`] returns when its entries are durable. One task numbers and writes them, so a crash can only cut off a tail.
@@ -26,12 +26,13 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::owner::OwnerRecord;
 use crate::root::Root;
 
-pub use reader::read_journal;
+pub use reader::{read_journal, read_owner};
 
 /// Where the journal lies below the root.
 pub(crate) const JOURNAL_PATH: &str = "journal";
 const STATE_KEY: &[u8] = b"s";
 const OWNER_KEY: &[u8] = b"o";
+const SECRET_KEY: &[u8] = b"k";
 const ENTRY_PREFIX: u8 = b'e';
 /// Commands that wait for the writing task; more make their callers wait.
 const QUEUE: usize = 256;
@@ -85,6 +86,7 @@ enum Command {
     Append { entries: Vec<Bytes>, reply: oneshot::Sender<Written> },
     Owner { record: Bytes, reply: oneshot::Sender<Written> },
     Compact { upto: u64, snapshot: Bytes, reply: oneshot::Sender<Written> },
+    Secret { secret: [u8; 32], reply: oneshot::Sender<Written> },
 }
 
 impl Journal {
@@ -145,6 +147,15 @@ impl Journal {
         self.send(|reply| Command::Owner { record: record.into(), reply }).await.map(|_| ())
     }
 
+    /// The root's secret: the stored one, else `fresh`, which is stored first. It goes into no state, entry, log or error.
+    pub async fn secret(&self, fresh: [u8; 32]) -> Result<[u8; 32]> {
+        let stored = self.inner.db.get(SECRET_KEY).await.map_err(|e| error(&e).context("reading the root's secret"))?;
+        match stored {
+            Some(bytes) => <[u8; 32]>::try_from(bytes.as_ref()).map_err(|_| Error::corrupt("the journal's secret is cut off")),
+            None => self.send(|reply| Command::Secret { secret: fresh, reply }).await.map(|_| fresh),
+        }
+    }
+
     /// Says that the owner leaves, so that the next one need not watch whether its heartbeat stands still. No heartbeat may follow.
     pub async fn leave(&self) -> Result<()> {
         self.send(|reply| Command::Owner { record: Bytes::new(), reply }).await.map(|_| ())
@@ -193,8 +204,9 @@ impl Writer {
         while let Some(command) = commands.recv().await {
             let (reply, written) = match command {
                 Command::Append { entries, reply } => (reply, self.append(entries).await),
-                Command::Owner { record, reply } => (reply, self.owner(record).await),
+                Command::Owner { record, reply } => (reply, self.put(OWNER_KEY, record).await),
                 Command::Compact { upto, snapshot, reply } => (reply, self.compact(upto, snapshot).await),
+                Command::Secret { secret, reply } => (reply, self.put(SECRET_KEY, Bytes::copy_from_slice(&secret)).await),
             };
             // A caller that went away has nothing to hear; what it asked for is written all the same.
             let _ = reply.send(written);
@@ -216,9 +228,9 @@ impl Writer {
         Ok((seq - 1, Some(handle)))
     }
 
-    async fn owner(&mut self, record: Bytes) -> Written {
+    async fn put(&mut self, key: &'static [u8], value: Bytes) -> Written {
         let mut batch = WriteBatch::new();
-        batch.put_bytes(Bytes::from_static(OWNER_KEY), record);
+        batch.put_bytes(Bytes::from_static(key), value);
         let handle = self.write(batch).await?;
         Ok((self.next - 1, Some(handle)))
     }
@@ -279,6 +291,7 @@ async fn scan(iterator: Result<DbIterator, slatedb::Error>) -> Result<Loaded> {
                 let record = serde_json::from_slice(&pair.value);
                 loaded.owner = Some(record.map_err(|e| Error::corrupt(format!("the journal's owner record: {e}")))?);
             }
+            SECRET_KEY => {}
             key => {
                 let number = key.strip_prefix(&[ENTRY_PREFIX]).and_then(|n| n.try_into().ok()).map(u64::from_be_bytes);
                 let seq = number.ok_or_else(|| {

@@ -5,17 +5,22 @@
 //! A local root's lock file is held by its owner and carries the owner's record as a hint, so that a live owner is found without reading the
 //! journal and a killed one is known to be dead at once: the kernel releases the lock. Elsewhere the journal's heartbeat is the only truth.
 
+mod standby;
+
 use forebay_core::ids::Fence;
 use forebay_core::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 
 use crate::journal::read_journal;
 use crate::root::Root;
+
+pub use standby::{Sight, Standby};
 
 /// The file that a local root's owner holds locked.
 pub const LOCK_FILE: &str = ".forebay.lock";
@@ -173,21 +178,53 @@ impl LocalLock {
     }
 
     fn take(path: PathBuf) -> Result<LocalLock> {
-        let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-        let file = opened.map_err(|e| lock_error(&path, &e))?;
         let started = Instant::now();
         loop {
+            let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+            let file = opened.map_err(|e| lock_error(&path, &e))?;
             match file.try_lock() {
-                Ok(()) => break,
-                Err(TryLockError::WouldBlock) if started.elapsed() < LOCK_RETRY => std::thread::sleep(Duration::from_millis(10)),
+                Ok(()) => {
+                    let mut lock = LocalLock { file, path: path.clone() };
+                    // A takeover may have put another file in its place between opening and locking.
+                    if lock.is_current() {
+                        // The last owner's address is stale from here on; whoever looks waits for ours.
+                        lock.write(b"starting")?;
+                        return Ok(lock);
+                    }
+                }
+                Err(TryLockError::WouldBlock) if started.elapsed() < LOCK_RETRY => {}
                 Err(TryLockError::WouldBlock) => return Err(held(&path)),
                 Err(TryLockError::Error(e)) => return Err(lock_error(&path, &e)),
             }
+            std::thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    /// Puts a lock of ours in the place of one whose holder lives and does nothing, as a stopped process does. Only for a standby that saw
+    /// the holder's heartbeat stand still: from then on the journal's fence keeps the old holder out, and its file is nobody's.
+    pub async fn take_over(root: &Root) -> Result<Option<LocalLock>> {
+        let Some(folder) = root.local_path() else { return Ok(None) };
+        let path = folder.join(LOCK_FILE);
+        let taken = tokio::task::spawn_blocking(move || Self::replace(path)).await;
+        taken.map_err(|e| Error::internal(format!("taking over the lock: {e}")))?.map(Some)
+    }
+
+    fn replace(path: PathBuf) -> Result<LocalLock> {
+        let fresh = path.with_extension(format!("lock.{}", uuid::Uuid::new_v4().simple()));
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&fresh).map_err(|e| lock_error(&fresh, &e))?;
+        file.try_lock().map_err(|_| Error::internal(format!("`{}` is locked before anybody knows it", fresh.display())))?;
         let mut lock = LocalLock { file, path };
-        // The last owner's address is stale from here on; whoever looks waits for ours.
         lock.write(b"starting")?;
+        std::fs::rename(&fresh, &lock.path).map_err(|e| lock_error(&lock.path, &e))?;
         Ok(lock)
+    }
+
+    /// Whether newcomers find this lock: false once another process took over.
+    pub fn is_current(&self) -> bool {
+        match (self.file.metadata(), std::fs::metadata(&self.path)) {
+            (Ok(ours), Ok(there)) => (ours.dev(), ours.ino()) == (there.dev(), there.ino()),
+            _ => false,
+        }
     }
 
     /// Says where this owner listens, for newcomers to find without reading the journal.

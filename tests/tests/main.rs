@@ -4,6 +4,7 @@
 #![allow(unreachable_pub, missing_debug_implementations)]
 
 mod bad_input;
+mod cluster;
 mod disks;
 mod layering;
 mod materialize;

@@ -136,20 +136,22 @@ fn reserved(d: &Deciding<'_>, job: &Job, pass: PassId, stream: &Stream) -> u64 {
     job.consumers.values().filter(|c| c.fed != Some(pass)).count() as u64
 }
 
-/// A window with pending batches for a worker: one that it holds, else one that nobody holds, with the attempt of its new lease.
+/// A window with pending batches for a worker: one that it holds, else one that nobody holds, with the attempt of its new lease, else another
+/// worker's, whose lease stays: grants belong to streams, so the window is only read twice, and no consumer waits for another worker's.
 fn find_window(pass: &Pass, worker: &WorkerName) -> Option<(WindowId, Option<Attempt>)> {
-    let mut free = None;
+    let (mut free, mut others) = (None, None);
     for id in pass.available.iter().copied() {
         let Some(window) = pass.windows.get(&id) else { continue };
         match &window.worker {
             Some(holder) if holder == worker => return Some((id, None)),
             None if id < pass.next_window && free.is_none() => free = Some((id, Some(Attempt(window.attempt.0 + 1)))),
+            Some(_) if others.is_none() => others = Some((id, None)),
             _ => {}
         }
     }
     let next = pass.next_window;
     let fresh = next.0 < pass.window_count();
-    free.or_else(|| fresh.then_some((next, Some(Attempt(0)))))
+    free.or_else(|| fresh.then_some((next, Some(Attempt(0))))).or(others)
 }
 
 pub(super) fn sent(d: &mut Deciding<'_>, name: JobName, id: StreamId, pass_id: PassId, mut batches: Vec<(BatchId, u64)>) -> Result<()> {

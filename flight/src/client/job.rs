@@ -78,17 +78,10 @@ impl Client {
         let first = consumer_message(&ConsumerMessage { credits: credits.max(1), ..ConsumerMessage::default() })?;
         let first = FlightData { flight_descriptor: Some(FlightDescriptor::new_cmd(ticket)), ..first };
         outbound.send(first).await.map_err(|_| Error::internal("the stream closed before it opened"))?;
-        let inbound =
-            self.inner.clone().do_exchange(self.request(ReceiverStream::new(messages))).await.map_err(|s| self.failed(s))?.into_inner();
-        Ok(JobReader {
-            schema: None,
-            outbound,
-            inbound,
-            decoder: Decoder::trusting(),
-            address: Arc::clone(&self.address),
-            parts: Vec::new(),
-            ended: None,
-        })
+        let (address, mut service) = (self.link.address(), self.link.service());
+        let request = self.link.request(ReceiverStream::new(messages));
+        let inbound = service.do_exchange(request).await.map_err(|s| failed(&address, &s))?.into_inner();
+        Ok(JobReader { schema: None, outbound, inbound, decoder: Decoder::trusting(), address, parts: Vec::new(), ended: None })
     }
 }
 

@@ -1,13 +1,14 @@
 //! The client: typed calls for everything that commands and tools need.
 //!
-//! Errors are the server's own; one that could not be reached is `Unavailable` and names the address.
+//! Errors are the server's own; one that could not be reached is `Unavailable` and names the address. A client of several addresses follows the
+//! leader among them: see [`Client::connect_within`].
 
 mod job;
+mod link;
 mod read;
 
 use arrow::datatypes::SchemaRef;
-use arrow_flight::flight_service_client::FlightServiceClient;
-use arrow_flight::{Action, Criteria, Empty, FlightDescriptor, FlightInfo};
+use arrow_flight::{Action, Criteria, Empty, FlightDescriptor, FlightEndpoint, FlightInfo};
 use bytes::Bytes;
 use forebay_core::{Error, Kind, Result};
 use futures::stream::BoxStream;
@@ -18,9 +19,9 @@ use serde_json::{Value, json};
 use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
+use tonic::Status;
 use tonic::metadata::{Ascii, MetadataValue};
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Request, Status};
+use tonic::transport::Endpoint;
 
 use crate::api::{
     AckRequest, DatasetDetail, DatasetSummary, DatasetsRequest, EpochInfo, JobRequest, JobStatus, MaterializeProgress, MaterializeRequest,
@@ -29,6 +30,7 @@ use crate::api::{
 use crate::decode::schema_from_info;
 use crate::status::from_status;
 pub use job::{Batch, JobItem, JobReader};
+use link::{Link, Service};
 pub use read::RecordStream;
 
 /// Receive windows: the receiver's windows set the speed of a stream. Bounded memory per stream, enough for a fast link.
@@ -38,20 +40,20 @@ const CONNECTION_WINDOW: u32 = 32 << 20;
 const FRAME: u32 = 256 << 10;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A connection to one server. Clones share it.
+/// A connection to one server, the leader where there are several. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Client {
-    inner: FlightServiceClient<Channel>,
-    address: Arc<str>,
-    token: Option<MetadataValue<Ascii>>,
+    link: Arc<Link>,
 }
 
 /// A job that this consumer has joined.
 #[derive(Debug, Clone)]
 pub struct OpenedJob {
     pub schema: SchemaRef,
-    /// For [`Client::exchange`] or [`Client::do_get`].
+    /// For [`Client::exchange`] or [`Client::do_get`], at [`Client::at`] the location.
     pub ticket: Bytes,
+    /// Where the ticket is to be used; none: at the same server.
+    pub location: Option<String>,
     /// Rows that the job delivers, where known.
     pub rows: Option<u64>,
 }
@@ -62,42 +64,40 @@ impl Client {
     /// # Errors
     /// `BadInput` for an address or token that is none, `Unavailable` when nobody answers.
     pub async fn connect(addresses: &[String], token: Option<String>) -> Result<Self> {
-        let token = token.map(|token| bearer(&token)).transpose()?;
-        if addresses.is_empty() {
-            return Err(Error::bad_input("no server address").with_remedy("give --server grpc://host:port"));
-        }
-        let mut failed = Vec::new();
-        for address in addresses {
-            let endpoint = endpoint(address)?;
-            match endpoint.connect().await {
-                Ok(channel) => {
-                    let inner =
-                        FlightServiceClient::new(channel).max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX);
-                    return Ok(Self { inner, address: Arc::from(address.as_str()), token });
-                }
-                Err(e) => failed.push(format!("{address}: {}", root_cause(&e))),
-            }
-        }
-        Err(Error::new(Kind::Unavailable, format!("no server answers at {}", failed.join("; ")))
-            .with_remedy("start one with `forebay serve`, or check --server"))
+        Self::connect_within(addresses, token, Duration::ZERO).await
     }
 
-    /// The address that answered.
-    pub fn address(&self) -> &str {
-        &self.address
+    /// As [`Client::connect`], for servers that may be about to start or to change: for as long as `patience`, connecting and every later call
+    /// that can be repeated wait for a leader among the addresses and those that standbys name.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub async fn connect_within(addresses: &[String], token: Option<String>, patience: Duration) -> Result<Self> {
+        Ok(Self { link: Arc::new(Link::connect(addresses, token, patience).await?) })
     }
 
-    fn request<T>(&self, message: T) -> Request<T> {
-        let mut request = Request::new(message);
-        if let Some(token) = &self.token {
-            request.metadata_mut().insert("authorization", token.clone());
+    /// Another connection to the same servers: streams of one connection share the task that does all framing.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub async fn another(&self) -> Result<Self> {
+        Ok(Self { link: Arc::new(self.link.another().await?) })
+    }
+
+    /// A client of the place that an endpoint names, or this one. It connects with its first call.
+    ///
+    /// # Errors
+    /// `BadInput` for a location that is no address.
+    pub fn at(&self, location: Option<&str>) -> Result<Self> {
+        match location {
+            Some(location) => Ok(Self { link: self.link.place(location)? }),
+            None => Ok(self.clone()),
         }
-        request
     }
 
-    /// The error behind a failed call.
-    fn failed(&self, status: Status) -> Error {
-        failed(&self.address, &status)
+    /// The address that answers now.
+    pub fn address(&self) -> String {
+        self.link.address().to_string()
     }
 
     /// Runs an action; one JSON value per answer.
@@ -106,8 +106,9 @@ impl Client {
     /// The server's, at once or within the stream.
     pub async fn action(&self, name: &str, body: Value) -> Result<BoxStream<'static, Result<Value>>> {
         let action = Action::new(name, body.to_string());
-        let answers = self.inner.clone().do_action(self.request(action)).await.map_err(|s| self.failed(s))?.into_inner();
-        let (name, address) = (name.to_owned(), Arc::clone(&self.address));
+        let call = |mut to: Service, request| async move { to.do_action(request).await };
+        let (answers, address) = self.link.call(&action, call).await?;
+        let name = name.to_owned();
         let values = answers.map(move |answer| {
             let answer = answer.map_err(|s| failed(&address, &s))?;
             serde_json::from_slice(&answer.body).map_err(|e| Error::internal(format!("the answer of `{name}` is not JSON: {e}")))
@@ -213,8 +214,9 @@ impl Client {
     /// # Errors
     /// The server's.
     pub async fn actions(&self) -> Result<Vec<(String, String)>> {
-        let actions = self.inner.clone().list_actions(self.request(Empty {})).await.map_err(|s| self.failed(s))?.into_inner();
-        actions.map_ok(|a| (a.r#type, a.description)).map_err(|s| self.failed(s)).try_collect().await
+        let (actions, address) =
+            self.link.call(&Empty {}, |mut to: Service, request| async move { to.list_actions(request).await }).await?;
+        actions.map_ok(|a| (a.r#type, a.description)).map_err(|s| failed(&address, &s)).try_collect().await
     }
 
     /// What `ListFlights` says of paths that begin with `prefix`.
@@ -223,8 +225,9 @@ impl Client {
     /// The server's.
     pub async fn flights(&self, prefix: &str) -> Result<Vec<FlightInfo>> {
         let criteria = Criteria { expression: Bytes::copy_from_slice(prefix.as_bytes()) };
-        let flights = self.inner.clone().list_flights(self.request(criteria)).await.map_err(|s| self.failed(s))?.into_inner();
-        flights.map_err(|s| self.failed(s)).try_collect().await
+        let (flights, address) =
+            self.link.call(&criteria, |mut to: Service, request| async move { to.list_flights(request).await }).await?;
+        flights.map_err(|s| failed(&address, &s)).try_collect().await
     }
 
     /// `GetFlightInfo`.
@@ -232,7 +235,7 @@ impl Client {
     /// # Errors
     /// The server's.
     pub async fn flight_info(&self, descriptor: FlightDescriptor) -> Result<FlightInfo> {
-        Ok(self.inner.clone().get_flight_info(self.request(descriptor)).await.map_err(|s| self.failed(s))?.into_inner())
+        Ok(self.link.call(&descriptor, |mut to: Service, request| async move { to.get_flight_info(request).await }).await?.0)
     }
 
     /// Opens (or joins) a job by its JSON command.
@@ -242,13 +245,10 @@ impl Client {
     pub async fn open_job(&self, job: &str) -> Result<OpenedJob> {
         let info = self.flight_info(FlightDescriptor::new_cmd(job.to_owned())).await?;
         let schema = Arc::new(schema_from_info(&info.schema)?);
-        let ticket = info
-            .endpoint
-            .into_iter()
-            .next()
-            .and_then(|e| e.ticket)
-            .ok_or_else(|| Error::internal("the server gave no ticket for the job"))?;
-        Ok(OpenedJob { schema, ticket: ticket.ticket, rows: u64::try_from(info.total_records).ok() })
+        let endpoint = info.endpoint.into_iter().next().ok_or_else(|| Error::internal("the server gave no endpoint for the job"))?;
+        let location = location_of(&endpoint);
+        let ticket = endpoint.ticket.ok_or_else(|| Error::internal("the server gave no ticket for the job"))?;
+        Ok(OpenedJob { schema, ticket: ticket.ticket, location, rows: u64::try_from(info.total_records).ok() })
     }
 
     /// A heartbeat: whether the server answers and takes the token.
@@ -256,7 +256,7 @@ impl Client {
     /// # Errors
     /// `Unavailable` or `Unauthenticated`.
     pub async fn ping(&self) -> Result<()> {
-        self.inner.clone().list_actions(self.request(Empty {})).await.map(|_| ()).map_err(|s| self.failed(s))
+        self.link.call(&Empty {}, |mut to: Service, request| async move { to.list_actions(request).await }).await.map(|_| ())
     }
 
     /// Ends the session on the server's side.
@@ -265,7 +265,7 @@ impl Client {
     /// The server's.
     pub async fn close(&self) -> Result<()> {
         let action = Action::new("CloseSession", json!({}).to_string());
-        self.inner.clone().do_action(self.request(action)).await.map(|_| ()).map_err(|s| self.failed(s))
+        self.link.call(&action, |mut to: Service, request| async move { to.do_action(request).await }).await.map(|_| ())
     }
 }
 
@@ -276,7 +276,13 @@ fn read_answer<T: DeserializeOwned>(name: &str, value: Value) -> Result<T> {
     })
 }
 
-fn bearer(token: &str) -> Result<MetadataValue<Ascii>> {
+/// The first location of an endpoint that names a server; none: the one that was asked.
+pub(crate) fn location_of(endpoint: &FlightEndpoint) -> Option<String> {
+    // Flight's word for "on this same connection" is a location too.
+    endpoint.location.iter().map(|l| l.uri.clone()).find(|uri| !uri.is_empty() && !uri.starts_with("arrow-flight-reuse-connection:"))
+}
+
+pub(crate) fn bearer(token: &str) -> Result<MetadataValue<Ascii>> {
     let mut value: MetadataValue<Ascii> = format!("Bearer {token}")
         .parse()
         .map_err(|_| Error::bad_input("the token holds characters that a header cannot carry").with_remedy("use printable ASCII"))?;
@@ -302,13 +308,21 @@ fn endpoint(address: &str) -> Result<Endpoint> {
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_frame_size(FRAME)
-        // A server that vanished without a word ends its streams within about a minute.
-        .http2_keep_alive_interval(Duration::from_secs(40))
-        .keep_alive_timeout(Duration::from_secs(20))
+        // A server that vanished without a word, or stands still, ends its streams within about half a minute.
+        .http2_keep_alive_interval(Duration::from_secs(10))
+        .keep_alive_timeout(Duration::from_secs(15))
         .http2_max_header_list_size(64 << 10))
 }
 
-fn root_cause(error: &dyn std::error::Error) -> String {
+/// As [`endpoint`], for short messages that are to notice a dead peer soon.
+pub(crate) fn control_endpoint(address: &str, limit: Duration) -> Result<Endpoint> {
+    Ok(endpoint(address)?
+        .connect_timeout(limit)
+        .http2_keep_alive_interval(Duration::from_secs(3))
+        .keep_alive_timeout(Duration::from_secs(6)))
+}
+
+pub(crate) fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
         cause = source;
@@ -317,7 +331,7 @@ fn root_cause(error: &dyn std::error::Error) -> String {
 }
 
 /// A status that came from the transport, not from the server, means that the server is not there.
-fn failed(address: &str, status: &Status) -> Error {
+pub(crate) fn failed(address: &str, status: &Status) -> Error {
     if let Some(source) = status.source() {
         return Error::new(Kind::Unavailable, format!("lost the server at {address}: {}", root_cause(source)));
     }

@@ -16,7 +16,8 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use super::{Client, failed};
+use super::link::Service;
+use super::{Client, failed, location_of};
 use crate::api::PutCommand;
 use crate::decode::{Decoded, Decoder, schema_from_info};
 use crate::encode::Encoder;
@@ -44,8 +45,9 @@ impl RecordStream {
 }
 
 impl Client {
-    async fn data(&self, ticket: Bytes) -> Result<Streaming<FlightData>> {
-        Ok(self.inner.clone().do_get(self.request(Ticket { ticket })).await.map_err(|s| self.failed(s))?.into_inner())
+    async fn data(&self, ticket: Bytes) -> Result<(Streaming<FlightData>, Arc<str>)> {
+        let ticket = Ticket { ticket };
+        self.link.call(&ticket, |mut to: Service, request| async move { to.do_get(request).await }).await
     }
 
     /// The rows behind a ticket. A job's end message is swallowed: use [`Client::exchange`] where it matters.
@@ -53,7 +55,8 @@ impl Client {
     /// # Errors
     /// The server's, at once or within the stream.
     pub async fn do_get(&self, ticket: Bytes) -> Result<RecordStream> {
-        let mut rows = Rows { messages: self.data(ticket).await?, decoder: Decoder::trusting(), address: Arc::clone(&self.address) };
+        let (messages, address) = self.data(ticket).await?;
+        let mut rows = Rows { messages, decoder: Decoder::trusting(), address };
         let schema = loop {
             match rows.decoded().await? {
                 Some(Decoded::Schema(schema)) => break schema,
@@ -71,12 +74,12 @@ impl Client {
     /// The server's, at once or within the stream.
     pub async fn read_info(&self, info: FlightInfo) -> Result<RecordStream> {
         let schema = Arc::new(schema_from_info(&info.schema)?);
-        let tickets = info.endpoint.into_iter().filter_map(|e| e.ticket);
         let client = self.clone();
-        let batches = stream::iter(tickets.map(|t| Ok::<_, Error>(t.ticket)))
-            .and_then(move |ticket| {
+        let endpoints = info.endpoint.into_iter().filter_map(|e| Some((location_of(&e), e.ticket?.ticket)));
+        let batches = stream::iter(endpoints.map(Ok::<_, Error>))
+            .and_then(move |(location, ticket)| {
                 let client = client.clone();
-                async move { Ok(client.do_get(ticket).await?.batches) }
+                async move { Ok(client.at(location.as_deref())?.do_get(ticket).await?.batches) }
             })
             .try_flatten()
             .boxed();
@@ -117,7 +120,8 @@ impl Client {
         let command = serde_json::to_string(&command).map_err(|e| Error::internal(format!("writing the command of a put: {e}")))?;
         let (messages, sent) = mpsc::channel(2);
         let sending = tokio::spawn(send(Encoder::new(&schema)?, FlightDescriptor::new_cmd(command), batches, messages));
-        let answered = self.inner.clone().do_put(self.request(ReceiverStream::new(sent))).await;
+        let (address, mut service) = (self.link.address(), self.link.service());
+        let answered = service.do_put(self.link.request(ReceiverStream::new(sent))).await;
         let answer = match answered {
             Ok(response) => response.into_inner().message().await,
             Err(status) => Err(status),
@@ -126,7 +130,7 @@ impl Client {
         if let Ok(Err(error)) = sending.await {
             return Err(error);
         }
-        let answer = answer.map_err(|s| self.failed(s))?.ok_or_else(|| Error::internal("the server did not answer the put"))?;
+        let answer = answer.map_err(|s| failed(&address, &s))?.ok_or_else(|| Error::internal("the server did not answer the put"))?;
         serde_json::from_slice(&answer.app_metadata).map_err(|e| Error::internal(format!("the answer of a put is not JSON: {e}")))
     }
 }

@@ -4,6 +4,7 @@
 //! goes through arrow-flight's generated server. Owns no data: everything comes through [`Backend`].
 
 mod command;
+pub(crate) mod door;
 mod exchange;
 mod get;
 mod put;
@@ -34,6 +35,7 @@ use crate::auth::Gate;
 use crate::backend::Backend;
 use crate::status::{from_status, to_status};
 use crate::ticket::TicketKey;
+pub use door::Door;
 use rpc::Rpc;
 pub use stats::Stats;
 

@@ -20,6 +20,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::command::{self, Command};
 use super::{Shared, put, sql};
+use crate::backend::Reading;
 use crate::encode::wire_schema;
 use crate::status::{from_status, to_status};
 use crate::ticket::Claim;
@@ -56,10 +57,13 @@ fn count(n: u64) -> i64 {
 }
 
 impl Shared {
-    /// An endpoint on this same connection: a location that the client could not reach is worse than none.
-    pub(crate) fn endpoint(&self, claim: &Claim) -> Result<FlightEndpoint> {
+    /// An endpoint at a place, or on this same connection: a location that the client could not reach is worse than none.
+    pub(crate) fn endpoint(&self, claim: &Claim, place: Option<String>) -> Result<FlightEndpoint> {
         let term = self.config.ticket_term;
         let mut endpoint = FlightEndpoint::new().with_ticket(Ticket::new(self.config.key.sign(claim, term)?));
+        if let Some(place) = place {
+            endpoint = endpoint.with_location(format!("grpc+tcp://{place}"));
+        }
         let expires = (SystemTime::now() + term).duration_since(UNIX_EPOCH).unwrap_or_default();
         endpoint.expiration_time = Some(Timestamp { seconds: count(expires.as_secs()), nanos: 0 });
         Ok(endpoint)
@@ -83,14 +87,16 @@ impl Rpc {
             Command::Path(path) => {
                 let flight = backend.dataset(path).await?;
                 let mut info = flight_info(descriptor, &flight.schema, Some(flight.rows), Some(flight.bytes))?.with_ordered(true);
-                for group in flight.groups {
-                    info = info.with_endpoint(self.shared.endpoint(&Claim::Group(group))?);
+                let places = backend.places(Reading::Dataset, flight.groups.len()).await?;
+                for (group, place) in flight.groups.into_iter().zip(places) {
+                    info = info.with_endpoint(self.shared.endpoint(&Claim::Group(group), place)?);
                 }
                 Ok(info)
             }
             Command::Job(json) => {
                 let flight = backend.open_job(json).await?;
-                let endpoint = self.shared.endpoint(&Claim::Job(flight.payload))?;
+                let place = backend.places(Reading::Job, 1).await?.into_iter().next().flatten();
+                let endpoint = self.shared.endpoint(&Claim::Job(flight.payload), place)?;
                 Ok(flight_info(descriptor, &flight.schema, flight.rows, None)?.with_endpoint(endpoint))
             }
             Command::Sql(any) => sql::info(&self.shared, any, descriptor).await,

@@ -7,6 +7,7 @@ use forebay_core::{Error, Result};
 
 use super::Shared;
 use super::rpc::flight_info;
+use crate::backend::Reading;
 use crate::ticket::Claim;
 
 fn read(any: Any) -> Result<Command> {
@@ -23,7 +24,8 @@ pub(crate) async fn info(shared: &Shared, any: Any, descriptor: FlightDescriptor
     match read(any)? {
         Command::CommandStatementQuery(statement) => {
             let plan = shared.backend.query(&statement.query).await?;
-            let endpoint = shared.endpoint(&Claim::Query(plan.payload))?;
+            let place = shared.backend.places(Reading::Query(&plan.payload), 1).await?.into_iter().next().flatten();
+            let endpoint = shared.endpoint(&Claim::Query(plan.payload), place)?;
             Ok(flight_info(descriptor, &plan.schema, None, None)?.with_endpoint(endpoint))
         }
         other => Err(not_offered(&other)),

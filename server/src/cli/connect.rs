@@ -1,10 +1,11 @@
 //! From `--server`, `--root` and their like to a client: of a server, of the root's owner, or of an engine started in this process.
 
+use std::time::Duration;
+
 use forebay_core::{Error, Kind, Result};
 use forebay_flight::client::Client;
 use forebay_storage::owner::{Owner, find_owner};
 use forebay_storage::root::Root;
-use std::time::Duration;
 
 use super::args::Connection;
 use super::output::{Failure, Outcome};
@@ -21,6 +22,8 @@ pub(super) enum Access {
     Create,
 }
 
+/// How long a command waits for a server, or for the next leader: longer than a takeover.
+const PATIENCE: Duration = Duration::from_secs(15);
 /// How often two embedded commands that start at once may race for a root.
 const RACES: usize = 3;
 /// For the loser of a race to see what became of it.
@@ -57,7 +60,7 @@ impl Session {
     pub(super) async fn open(config: &Config, access: Access) -> Result<Self> {
         let token = config.text("token").map(str::to_owned);
         match target(config)? {
-            Target::Server(addresses) => Ok(Self { client: Client::connect(&addresses, token).await?, engine: None }),
+            Target::Server(addresses) => Ok(Self { client: patiently(&addresses, token).await?, engine: None }),
             Target::Root(url) => Self::at_root(config, &url, access, token).await,
         }
     }
@@ -99,6 +102,21 @@ impl Session {
             None => Ok(()),
         }
     }
+}
+
+/// A server may be about to start, and a standby about to lead.
+async fn patiently(addresses: &[String], token: Option<String>) -> Result<Client> {
+    let connecting = Client::connect_within(addresses, token, PATIENCE);
+    tokio::pin!(connecting);
+    tokio::select! {
+        client = &mut connecting => return client,
+        () = tokio::time::sleep(Duration::from_secs(1)) => {}
+    }
+    {
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), "waiting for a server at {}; Ctrl-C ends it", addresses.join(", "));
+    }
+    connecting.await
 }
 
 /// A client whose server answers calls: a connection alone may be one that the kernel of a killed process took.

@@ -1,5 +1,7 @@
 //! `forebay jobs`, `forebay tasks` and `forebay workers`.
 
+use std::time::Duration;
+
 use clap::{Args, Subcommand};
 use forebay_core::Error;
 use forebay_core::pipeline::show_size;
@@ -10,6 +12,9 @@ use serde_json::{Value, json};
 use super::args::Connection;
 use super::connect::{Access, with};
 use super::output::{Outcome, Output, count};
+
+/// How often a drain is looked at.
+const DRAIN_LOOK: Duration = Duration::from_millis(300);
 
 /// List jobs, show or stop one
 #[derive(Debug, Args)]
@@ -48,8 +53,12 @@ pub(super) struct WorkersArgs {
 
 #[derive(Debug, Subcommand)]
 enum WorkersCommand {
-    #[command(hide = true)]
-    Drain { id: String },
+    /// Give a worker nothing new, and wait until it has finished what it holds and ended
+    Drain {
+        /// Its name, as `forebay workers` lists it
+        #[arg(value_name = "NAME")]
+        id: String,
+    },
 }
 
 pub(super) async fn run(connection: &Connection, args: JobsArgs, out: &Output) -> Outcome {
@@ -158,14 +167,36 @@ fn error_text(value: &Value) -> Option<String> {
 
 pub(super) async fn workers(connection: &Connection, args: WorkersArgs, out: &Output) -> Outcome {
     if let Some(WorkersCommand::Drain { id }) = args.command {
-        let error = Error::unsupported(format!("draining worker `{}` is not supported by this version", id.escape_debug()));
-        return Err(error.with_remedy("stop `forebay serve`; it finishes what it sends").into());
+        return drain(connection, &id, out).await;
     }
     let workers = listed(connection, "forebay.workers", json!({})).await?;
     if out.json {
         return out.json(&workers);
     }
-    const KEYS: [&str; 3] = ["worker", "attached", "draining"];
+    const KEYS: [&str; 7] = ["worker", "address", "slots", "tasks", "streams", "attached", "draining"];
     let rows: Vec<Vec<String>> = workers.iter().map(|row| cells(row, &KEYS)).collect();
     out.table(&KEYS, &rows)
+}
+
+/// Asks for the drain, then waits until the worker is gone: its tasks are done, its streams have ended with `drain`.
+async fn drain(connection: &Connection, id: &str, out: &Output) -> Outcome {
+    let named = |row: &Value| row.get("worker").and_then(Value::as_str) == Some(id);
+    with(connection, Access::Change, async |client| {
+        let list = async || -> Result<Vec<Value>, Error> {
+            let answers: Vec<Value> = client.action("forebay.workers", json!({})).await?.try_collect().await?;
+            Ok(answers.into_iter().flat_map(|a| if let Value::Array(rows) = a { rows } else { vec![a] }).collect())
+        };
+        if list().await?.iter().any(|row| named(row) && row.get("attached") == Some(&Value::Bool(true))) {
+            return Err(Error::failed_precondition(format!("worker `{}` is part of a `forebay serve`", id.escape_debug()))
+                .with_remedy("stop that server with Ctrl-C; it finishes what it sends")
+                .into());
+        }
+        let _: Vec<Value> = client.action("forebay.workers", json!({ "drain": id })).await?.try_collect().await?;
+        while list().await?.iter().any(named) {
+            tokio::time::sleep(DRAIN_LOOK).await;
+        }
+        Ok(())
+    })
+    .await?;
+    if out.json { out.json(&json!({ "worker": id, "drained": true })) } else { out.line(format!("{id}: drained")) }
 }

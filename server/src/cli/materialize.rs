@@ -131,6 +131,14 @@ async fn follow(client: &Client, request: &MaterializeRequest, out: &Output) -> 
                     break;
                 }
             }
+            // The server is going, or gone. Whoever leads next goes on with the run, and the same request joins it.
+            Some(Err(e)) if e.kind == Kind::Unavailable && request.wait => {
+                answers = again(client, request, e).await.inspect_err(|_| progress.stop())?;
+            }
+            None if request.wait && last.is_some() => {
+                let ended = Error::new(Kind::Unavailable, "the server ended while it ran the pipeline");
+                answers = again(client, request, ended).await.inspect_err(|_| progress.stop())?;
+            }
             Some(Err(e)) => {
                 progress.stop();
                 return Err(e.into());
@@ -141,6 +149,17 @@ async fn follow(client: &Client, request: &MaterializeRequest, out: &Output) -> 
     progress.stop();
     let last = last.ok_or_else(|| Error::internal("the server did not say what became of the run"))?;
     tell(&last, started.elapsed(), out, request)
+}
+
+async fn again(client: &Client, request: &MaterializeRequest, lost: Error) -> Outcome<BoxStream<'static, Result<MaterializeProgress>>> {
+    tracing::warn!(error = %lost, "asking again");
+    tokio::select! {
+        // The client itself looks for another server for a while.
+        answers = client.materialize(request) => {
+            Ok(answers.map_err(|e| e.with_remedy(format!("go on with `forebay materialize {} --resume`", request.file)))?)
+        }
+        () = interrupted() => Err(Error::new(Kind::Cancelled, "interrupted").into()),
+    }
 }
 
 async fn interrupt(

@@ -28,6 +28,8 @@ const VISITATIONS: &[&str] = &["at_most_once", "at_least_once", "exactly_once"];
 
 /// Batches on their way or unacknowledged per consumer.
 const CREDITS: u32 = 4;
+/// How long a consumer whose streams break tries to join again without getting a batch.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Consumers that join at once.
 const JOINS: usize = 32;
 /// Rows shown without --digest.
@@ -93,10 +95,9 @@ pub(super) struct ReadArgs {
 
 pub(super) async fn run(connection: &Connection, args: ReadArgs, out: &Output) -> Outcome {
     let request = request(&args)?;
-    let token = connection.settings(Vec::new())?.text("token").map(str::to_owned);
     let preview = !args.digest && !out.json;
-    let read = with_interrupt(connection, Access::Change, async |client| Ok(draw(client, token, &request, args.consumers, preview).await?))
-        .await?;
+    let read =
+        with_interrupt(connection, Access::Change, async |client| Ok(draw(client, &request, args.consumers, preview).await?)).await?;
     if out.json {
         out.json(&read.json(&request))?
     } else {
@@ -227,9 +228,9 @@ fn rate(rows: u64, span: Duration) -> u64 {
 }
 
 /// Runs the consumers side by side until the job ends for all of them.
-async fn draw(client: &Client, token: Option<String>, request: &JobRequest, consumers: u32, preview: bool) -> Result<Read> {
+async fn draw(client: &Client, request: &JobRequest, consumers: u32, preview: bool) -> Result<Read> {
     let started = Instant::now();
-    let joined = join(client, token, request, consumers).await?;
+    let joined = join(client, request, consumers).await?;
     let shared =
         Shared { started, stop: CancellationToken::new(), progress: Rows::new(joined.first().and_then(|(_, _, opened)| opened.rows)) };
     let mut tasks = JoinSet::new();
@@ -258,12 +259,7 @@ async fn draw(client: &Client, token: Option<String>, request: &JobRequest, cons
 }
 
 /// All join before any reads: a short job could be over before the last one came. The first creates the job, the others may come at once.
-async fn join(
-    client: &Client,
-    token: Option<String>,
-    request: &JobRequest,
-    consumers: u32,
-) -> Result<Vec<(Client, JobRequest, OpenedJob)>> {
+async fn join(client: &Client, request: &JobRequest, consumers: u32) -> Result<Vec<(Client, JobRequest, OpenedJob)>> {
     let ranked = matches!(request.assignment, Some(Assignment::Static | Assignment::Rounds));
     let named = |number: u32| JobRequest {
         consumer: Some(format!("read-{}-{number}", std::process::id())),
@@ -276,10 +272,10 @@ async fn join(
     let first = open(client, &JobRequest { restart: request.restart, ..named(0) }).await?;
     let others = stream::iter(1..consumers)
         .map(|number| {
-            let (token, request) = (token.clone(), named(number));
+            let request = named(number);
             async move {
                 // Streams of one connection share a task that does all framing: each consumer has its own.
-                let client = Client::connect(&[client.address().to_owned()], token).await?;
+                let client = client.another().await?;
                 let opened = open(&client, &request).await?;
                 Ok::<_, Error>((client, request, opened))
             }
@@ -304,24 +300,29 @@ async fn open(client: &Client, request: &JobRequest) -> Result<OpenedJob> {
     client.open_job(&command).await
 }
 
-/// One consumer: a stream per pass, until the job ends.
+/// One consumer: a stream per pass, until the job ends. A stream that breaks, because its worker died, is followed by another elsewhere: what
+/// may have been lost with it is in `system.losses`.
 async fn consume(client: &Client, request: &JobRequest, mut opened: OpenedJob, shared: &Shared, preview: bool) -> Result<Read> {
     let mut read = Read { consumers: 1, schema: Some(opened.schema.clone()), ..Read::default() };
+    let mut broken: Option<Instant> = None;
     loop {
-        let mut stream = client.exchange(opened.ticket, CREDITS).await?;
-        let end = tokio::select! {
-            end = take(&mut stream, &mut read, shared, preview) => end?,
-            () = shared.stop.cancelled() => {
-                read.interrupted = true;
-                End::Job
-            }
-        };
-        stream.close().await?;
-        match end {
-            End::Job => return Ok(read),
-            End::Pass => {}
+        let before = read.taken.len();
+        match stream(client, opened, &mut read, shared, preview).await {
+            Ok(End::Job) => return Ok(read),
+            Ok(End::Pass) => {}
             // The worker is leaving; the next join finds another.
-            End::Drain => tokio::time::sleep(Duration::from_millis(200)).await,
+            Ok(End::Drain) => tokio::time::sleep(Duration::from_millis(200)).await,
+            Err(e) if matches!(e.kind, Kind::Unavailable | Kind::Cancelled) => {
+                if read.taken.len() > before {
+                    broken = None;
+                }
+                if broken.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+                    return Err(e);
+                }
+                tracing::warn!(error = %e, "a stream broke; joining again");
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            Err(e) => return Err(e),
         }
         opened = match open(client, request).await {
             Ok(opened) => opened,
@@ -330,6 +331,19 @@ async fn consume(client: &Client, request: &JobRequest, mut opened: OpenedJob, s
             Err(e) => return Err(e),
         };
     }
+}
+
+async fn stream(client: &Client, opened: OpenedJob, read: &mut Read, shared: &Shared, preview: bool) -> Result<End> {
+    let mut stream = client.at(opened.location.as_deref())?.exchange(opened.ticket, CREDITS).await?;
+    let end = tokio::select! {
+        end = take(&mut stream, read, shared, preview) => end?,
+        () = shared.stop.cancelled() => {
+            read.interrupted = true;
+            End::Job
+        }
+    };
+    stream.close().await?;
+    Ok(end)
 }
 
 async fn take(stream: &mut JobReader, read: &mut Read, shared: &Shared, preview: bool) -> Result<End> {

@@ -131,7 +131,7 @@ fn embedded_config(config: &Config) -> forebay_core::Result<EngineConfig> {
 }
 
 /// Settings of a server; it reads and runs for its clients only what it was told to.
-fn engine_config(config: &Config) -> forebay_core::Result<EngineConfig> {
+pub(super) fn engine_config(config: &Config) -> forebay_core::Result<EngineConfig> {
     let root =
         config.text("root").ok_or_else(|| Error::bad_input("no root given").with_remedy("give --root FOLDER or URL (FOREBAY_ROOT)"))?;
     let mut engine = EngineConfig::embedded(root, false);

@@ -1,4 +1,5 @@
-//! The handle: one method per request, each answered when what it says is durable.
+//! The handle: one method per request, each answered when what it says is durable. It leads to the task in this process or, in a worker of its
+//! own, to the dispatcher of another.
 
 use forebay_core::dispatch::{
     self, Event, Granted, OpenedJob, Quarantined, Reply, RunRequest, RunSpec, RunStatus, State, StreamId, TaskLease, Volatile,
@@ -18,6 +19,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::remote::RemoteDispatcher;
 use super::shell::{Message, Shared, Shell};
 use super::waiting::Request;
 use super::{DispatcherConfig, Planner};
@@ -30,9 +32,22 @@ const SURE_AFTER: u32 = 5;
 /// The dispatcher, as the rest of the process sees it. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Dispatcher {
+    link: Link,
+}
+
+#[derive(Debug, Clone)]
+enum Link {
+    Local(Local),
+    Remote(Arc<dyn RemoteDispatcher>),
+}
+
+#[derive(Debug, Clone)]
+struct Local {
     inbox: mpsc::Sender<Message>,
     shared: Arc<Shared>,
     planner: Arc<dyn Planner>,
+    /// Whether workers that use this handle live in this process.
+    attach: bool,
 }
 
 impl Dispatcher {
@@ -62,21 +77,66 @@ impl Dispatcher {
     ) -> Result<(Self, JoinHandle<Result<()>>, OwnerRecord)> {
         let (shell, inbox, shared, record) = Shell::start(journal, root, planner.clone(), config).await?;
         let task = tokio::spawn(shell.run());
-        Ok((Self { inbox, shared, planner }, task, record))
+        let link = Link::Local(Local { inbox, shared, planner, attach: true });
+        Ok((Self { link }, task, record))
+    }
+
+    /// The dispatcher of another process, for a worker: what only an owner can do is refused.
+    pub fn remote(link: Arc<dyn RemoteDispatcher>) -> Self {
+        Self { link: Link::Remote(link) }
+    }
+
+    /// This dispatcher for workers of other processes: they are alive as long as they say so.
+    #[must_use]
+    pub fn for_others(&self) -> Self {
+        match &self.link {
+            Link::Local(local) => Self { link: Link::Local(Local { attach: false, ..local.clone() }) },
+            Link::Remote(_) => self.clone(),
+        }
+    }
+
+    fn local(&self) -> Result<&Local> {
+        match &self.link {
+            Link::Local(local) => Ok(local),
+            Link::Remote(_) => {
+                Err(Error::failed_precondition("this process is a worker and leads nothing").with_remedy("ask its dispatcher"))
+            }
+        }
+    }
+
+    /// Marks a moment of a worker's lease, for [`Dispatcher::holds`].
+    pub fn hold(&self) -> u64 {
+        match &self.link {
+            Link::Local(_) => 0,
+            Link::Remote(remote) => remote.hold(),
+        }
+    }
+
+    /// Whether the worker's lease has lasted since that moment: what was granted to it before an interruption is not its own any more.
+    pub fn holds(&self, hold: u64) -> bool {
+        match &self.link {
+            Link::Local(_) => true,
+            Link::Remote(remote) => remote.holds(hold),
+        }
     }
 
     /// Ends the task after what is queued; whoever waits for work is told that there is none. Await the task's handle afterwards.
     pub async fn shutdown(&self) {
         let (done, ended) = oneshot::channel();
-        if self.inbox.send(Message::Shutdown(done)).await.is_ok() {
+        let Ok(local) = self.local() else { return };
+        if local.inbox.send(Message::Shutdown(done)).await.is_ok() {
             // An answer that never comes means that the task is gone already.
             let _ = ended.await;
         }
     }
 
     async fn ask_until(&self, event: Event, until: Option<Instant>) -> Result<Reply> {
+        let local = match &self.link {
+            Link::Local(local) => local,
+            Link::Remote(remote) => return remote.ask(event, until.map(|until| until.saturating_duration_since(Instant::now()))).await,
+        };
         let (reply, answer) = oneshot::channel();
-        self.inbox.send(Message::Ask(Request { event, reply, until })).await.map_err(|_| gone())?;
+        local.inbox.send(Message::Ask(Request { event, reply, until, attach: local.attach })).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 
@@ -116,9 +176,9 @@ impl Dispatcher {
     /// # Errors
     /// `FailedPrecondition` with the difference for a changed pipeline.
     pub async fn start_run(&self, run: RunRequest) -> Result<RunStatus> {
-        let request = &run;
+        let (request, planner) = (&run, &self.local()?.planner);
         let reply = self.ask_patiently(|certain| async move {
-            let stored = self.planner.stored(&request.spec.dataset, None).await?.map(Box::new);
+            let stored = planner.stored(&request.spec.dataset, None).await?.map(Box::new);
             Ok(Event::StartRun { request: Box::new(request.clone()), stored, certain })
         });
         match reply.await? {
@@ -133,7 +193,7 @@ impl Dispatcher {
     /// `Unavailable` when the dispatcher has ended.
     pub async fn watch_run(&self, dataset: &DatasetName) -> Result<watch::Receiver<RunStatus>> {
         let (reply, answer) = oneshot::channel();
-        self.inbox.send(Message::Watch(dataset.clone(), reply)).await.map_err(|_| gone())?;
+        self.local()?.inbox.send(Message::Watch(dataset.clone(), reply)).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())
     }
 
@@ -160,7 +220,10 @@ impl Dispatcher {
 
     /// Rows and bytes of an attempt so far; costs no more than a lock. False when the run is over and the attempt may as well stop.
     pub async fn report_progress(&self, lease: &TaskLease, rows: u64, bytes: u64) -> bool {
-        self.shared.report(lease, rows, bytes)
+        match &self.link {
+            Link::Local(local) => local.shared.report(lease, rows, bytes),
+            Link::Remote(remote) => remote.report(lease, rows, bytes),
+        }
     }
 
     /// Reports a task's shards. The first finisher of a task wins; a later one is told the same, and its shards are named by nothing.
@@ -218,9 +281,9 @@ impl Dispatcher {
     /// `NotFound` for no such dataset, `AlreadyExists` with the difference for other settings, `FailedPrecondition` "finished".
     pub async fn open_job(&self, settings: JobSettings, consumer: ConsumerSettings) -> Result<OpenedJob> {
         settings.check_supported()?;
-        let (settings, consumer) = (&settings, &consumer);
+        let (settings, consumer, planner) = (&settings, &consumer, &self.local()?.planner);
         let reply = self.ask_patiently(|_| async move {
-            let stored = self.planner.stored(&settings.dataset, settings.version).await?.map(Box::new);
+            let stored = planner.stored(&settings.dataset, settings.version).await?.map(Box::new);
             Ok(Event::OpenJob { settings: Box::new(settings.clone()), consumer: Box::new(consumer.clone()), stored })
         });
         match reply.await? {
@@ -316,6 +379,52 @@ impl Dispatcher {
         self.look(move |state, _| dispatch::job_info(state, &name)).await
     }
 
+    /// The settings of a job; none if the journal does not know it.
+    ///
+    /// # Errors
+    /// `Unavailable` when the dispatcher has ended.
+    pub async fn job_settings(&self, job: &JobName) -> Result<Option<JobSettings>> {
+        if let Link::Remote(remote) = &self.link {
+            return remote.job_settings(job).await;
+        }
+        let name = job.clone();
+        self.look(move |state, _| state.jobs.get(&name).map(|job| JobSettings::clone(&job.settings))).await
+    }
+
+    /// Whether a consumer has any stream open, on any worker.
+    ///
+    /// # Errors
+    /// `Unavailable` when the dispatcher has ended.
+    pub async fn is_streaming(&self, job: &JobName, consumer: &ConsumerName) -> Result<bool> {
+        if let Link::Remote(remote) = &self.link {
+            return remote.is_streaming(job, consumer).await;
+        }
+        let (job, consumer) = (job.clone(), consumer.clone());
+        let streams = move |state: &State, _: &Volatile| {
+            state.jobs.get(&job).is_some_and(|job| job.streams.values().any(|stream| stream.open && stream.consumer == consumer))
+        };
+        self.look(streams).await
+    }
+
+    /// A worker of another process gives a sign of life: its lease begins again.
+    ///
+    /// # Errors
+    /// `Unavailable` when the dispatcher has ended.
+    pub async fn worker_beat(&self, worker: &WorkerName) -> Result<()> {
+        self.done(Event::WorkerBeat { worker: worker.clone() }).await
+    }
+
+    /// Progress of an attempt on a worker of another process: whether it is still wanted.
+    ///
+    /// # Errors
+    /// `Unavailable` when the dispatcher has ended.
+    pub async fn progress(&self, lease: &TaskLease, rows: u64, bytes: u64) -> Result<bool> {
+        match self.ask(Event::Progress { lease: lease.clone(), rows, bytes }).await? {
+            Reply::Wanted(wanted) => Ok(wanted),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Gives a worker no new work; its streams end with `drain`.
     ///
     /// # Errors
@@ -334,7 +443,7 @@ impl Dispatcher {
 
     /// How often a check found an invariant broken: a bug, and a metric.
     pub fn violations(&self) -> u64 {
-        self.shared.violations.load(Ordering::Relaxed)
+        self.local().map_or(0, |local| local.shared.violations.load(Ordering::Relaxed))
     }
 
     /// The whole durable state and what goes with it, for the system tables.
@@ -355,7 +464,7 @@ impl Dispatcher {
             // Whoever asked may have gone away.
             let _ = reply.send(f(state, volatile));
         });
-        self.inbox.send(Message::Look(look)).await.map_err(|_| gone())?;
+        self.local()?.inbox.send(Message::Look(look)).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())
     }
 }

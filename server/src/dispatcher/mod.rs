@@ -3,13 +3,14 @@
 //! Owns: the one task that has the state and the journal, the order "durable first", who waits for what, timers, and the work that decisions ask
 //! for. Must not know: the rules (they are in core), rows, sockets, how a plan or a commit is made (that is the [`Planner`]).
 //!
-//! - [`Dispatcher`] is the handle that everybody has.
+//! - [`Dispatcher`] is the handle that everybody has; in a worker's process it leads to the dispatcher of another ([`RemoteDispatcher`]).
 //! - `shell` is the task: it drains its queue, decides each event on the newest state, appends all entries in one write and answers only then. If
 //!   that write fails, nothing was told to anybody and the task ends: what it knew is void, and the journal is the truth.
 //! - `work` runs what decisions ask for, and reports back as events.
 
 mod crash;
 mod handle;
+mod remote;
 mod shell;
 mod waiting;
 mod work;
@@ -28,6 +29,7 @@ pub use forebay_core::dispatch::{
     StoredDataset, StreamId, TaskLease,
 };
 pub use handle::Dispatcher;
+pub use remote::RemoteDispatcher;
 
 /// What the dispatcher asks of the rest of the engine.
 #[async_trait]

@@ -121,11 +121,12 @@ impl Shell {
         let (sender, inbox) = mpsc::channel(QUEUE);
         let record =
             OwnerRecord { address: config.address.clone(), fence: journal.fence(), pid: std::process::id(), beat: 1, at_ms: wall_ms() };
-        let beating = heartbeat(journal.clone(), record.clone(), sender.downgrade());
+        let pulse = Pulse { journal: journal.clone(), record: Arc::new(Mutex::new(record.clone())) };
+        let beating = heartbeat(pulse.clone(), sender.downgrade());
         let mut shell = Self {
             state: fold(&loaded)?,
             volatile: Volatile::new(u64::try_from(config.term.as_millis()).unwrap_or(u64::MAX)),
-            doer: Doer { root, planner, inbox: sender.downgrade() },
+            doer: Doer { root, planner, pulse, inbox: sender.downgrade() },
             journal,
             inbox,
             waiting: Waiting::default(),
@@ -209,12 +210,17 @@ impl Shell {
         if request.reply.is_closed() {
             return;
         }
-        self.attach(step, &request.event);
+        if request.attach {
+            self.attach(step, &request.event);
+        }
+        let attach = request.attach;
         let dataset = if let Event::StartRun { request, .. } = &request.event { Some(request.spec.dataset.clone()) } else { None };
         let parked = matches!(request.event, Event::NextTask { .. } | Event::NextGrant { .. }).then(|| request.event.clone());
         let answer = self.decide(step, request.event);
         match (answer, parked, dataset) {
-            (Ok(Reply::Wait), Some(event), _) => self.waiting.park(Request { event, reply: request.reply, until: request.until }),
+            (Ok(Reply::Wait), Some(event), _) => {
+                self.waiting.park(Request { event, reply: request.reply, until: request.until, attach });
+            }
             (Ok(Reply::Accepted), _, Some(dataset)) => {
                 let status = dispatch::run_status(&self.state, &self.volatile, &dataset);
                 let status = status.map(|s| Reply::Run(Box::new(s))).ok_or_else(|| Error::internal("an accepted run is gone"));
@@ -224,7 +230,7 @@ impl Shell {
         }
     }
 
-    /// Workers that use this handle live in this process, and are alive as long as it is.
+    /// Workers of this process are alive as long as it is.
     fn attach(&mut self, step: &mut Step, event: &Event) {
         let worker = match event {
             Event::NextTask { worker } | Event::OpenStream { worker, .. } => worker,
@@ -390,7 +396,8 @@ impl Shell {
 
     /// The last step: what is waiting is let go, the journal replaced by the state.
     async fn end(mut self, stop: Vec<oneshot::Sender<()>>) -> Result<()> {
-        for request in self.waiting.take_all() {
+        // Workers of other processes hear nothing: they ask the next leader.
+        for request in self.waiting.take_all().into_iter().filter(|r| r.attach) {
             let answer = match &request.event {
                 Event::NextGrant { .. } => Ok(Reply::Granted(dispatch::Granted::Drain)),
                 _ => Ok(Reply::Wait),
@@ -428,14 +435,31 @@ async fn sleep_until(deadline: Option<Instant>) {
     }
 }
 
-/// A heartbeat that was seen to advance proves that this owner's fence still holds, so it goes through the journal.
-fn heartbeat(journal: Journal, mut record: OwnerRecord, inbox: mpsc::WeakSender<Message>) -> JoinHandle<()> {
+/// The owner's heartbeat. One that was seen to advance proves that this owner's fence still holds, so it goes through the journal.
+#[derive(Debug, Clone)]
+pub(super) struct Pulse {
+    journal: Journal,
+    record: Arc<Mutex<OwnerRecord>>,
+}
+
+impl Pulse {
+    /// Writes the next heartbeat; `FailedPrecondition` when another process has become the owner.
+    pub(super) async fn beat(&self) -> Result<()> {
+        let record = {
+            let mut record = self.record.lock();
+            record.beat += 1;
+            record.at_ms = wall_ms();
+            record.clone()
+        };
+        self.journal.put_owner(record).await
+    }
+}
+
+fn heartbeat(pulse: Pulse, inbox: mpsc::WeakSender<Message>) -> JoinHandle<()> {
     tokio::spawn(async move {
         loop {
             tokio::time::sleep(HEARTBEAT).await;
-            record.beat += 1;
-            record.at_ms = wall_ms();
-            let Err(error) = journal.put_owner(record.clone()).await else { continue };
+            let Err(error) = pulse.beat().await else { continue };
             if error.kind == Kind::FailedPrecondition {
                 if let Some(inbox) = inbox.upgrade() {
                     let _ = inbox.send(Message::Lost(error)).await;

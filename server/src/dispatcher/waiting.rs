@@ -14,6 +14,8 @@ pub(super) struct Request {
     pub reply: oneshot::Sender<Result<Reply>>,
     /// When "nothing" is an answer.
     pub until: Option<Instant>,
+    /// The worker that asks lives in this process.
+    pub attach: bool,
 }
 
 /// Who waits for tasks, and who for grants of which job, in the order they came.

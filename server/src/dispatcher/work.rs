@@ -6,7 +6,7 @@ use forebay_storage::root::Root;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-use super::shell::Message;
+use super::shell::{Message, Pulse};
 use super::{Planner, crash, ledger_row};
 
 /// What the work is done with.
@@ -14,6 +14,7 @@ use super::{Planner, crash, ledger_row};
 pub(super) struct Doer {
     pub root: Root,
     pub planner: Arc<dyn Planner>,
+    pub pulse: Pulse,
     pub inbox: mpsc::WeakSender<Message>,
 }
 
@@ -41,7 +42,11 @@ impl Doer {
             }
             Action::Commit { dataset, run, epoch, version, body } => {
                 crash::point("after-publishing-entry");
-                let outcome = self.planner.commit_at(&dataset, version, &body).await;
+                // The Delta log has no fence of its own: an owner that stood still meanwhile and was replaced must not touch it.
+                let outcome = match self.pulse.beat().await {
+                    Ok(()) => self.planner.commit_at(&dataset, version, &body).await,
+                    Err(error) => Err(error.context("the lead could not be confirmed before a commit")),
+                };
                 match &outcome {
                     Ok(CommitOutcome::Ours) => {
                         crash::point("after-commit");

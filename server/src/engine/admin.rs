@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::dispatch;
-use forebay_core::ids::{DatasetName, EpochId, JobName, VersionId};
+use forebay_core::ids::{DatasetName, EpochId, JobName, VersionId, WorkerName};
 use forebay_core::pipeline::PipelineSpec;
 use forebay_core::{Error, Kind, Result};
 use forebay_flight::api::{
@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 
 use super::Engine;
 use super::prepare::property;
+use crate::roles::worker_rows;
 
 /// Files that no version names stay this long: a writer may still be about to name them.
 const VACUUM_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -217,14 +218,26 @@ impl Engine {
     }
 
     /// `forebay.workers`.
-    pub(crate) async fn workers(&self) -> Result<Value> {
+    pub(crate) async fn workers(&self, request: WorkersRequest) -> Result<Value> {
+        if let Some(name) = request.drain {
+            let worker = WorkerName(name);
+            self.dispatcher()?.drain_worker(&worker).await?;
+            if let Some(registry) = self.registry() {
+                registry.drain(&worker);
+            }
+            return Ok(json!({ "worker": worker, "draining": true }));
+        }
         let (_, volatile) = self.state().await?;
-        let rows: Vec<_> = dispatch::system_workers(&volatile)
-            .into_iter()
-            .map(|(worker, attached, draining)| json!({ "worker": worker, "attached": attached, "draining": draining }))
-            .collect();
-        Ok(Value::Array(rows))
+        Ok(Value::Array(worker_rows(&volatile, self.registry())))
     }
+}
+
+/// `forebay.workers`: lists them, or drains one.
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct WorkersRequest {
+    #[serde(default)]
+    drain: Option<String>,
 }
 
 fn status_of(info: dispatch::JobInfo, digest: Option<String>) -> JobStatus {

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
-use forebay_core::dispatch;
 use forebay_core::ids::{ConsumerName, Incarnation, JobName, VersionId};
 use forebay_core::job::{ConsumerSettings, JobRequest, JobSettings};
 use forebay_core::pipeline::Shuffle;
@@ -69,13 +68,13 @@ impl Engine {
     /// The stream of a consumer that joined. The job's own settings count, not those of the consumer's command.
     pub(crate) async fn job_stream(&self, payload: Value, acks: bool) -> Result<Box<dyn JobStream>> {
         let place: Place = serde_json::from_value(payload).map_err(|e| Error::bad_input(format!("the ticket is not of a job: {e}")))?;
-        let (state, _) = self.state().await?;
-        let info = dispatch::job_info(&state, &place.job).ok_or_else(|| Error::not_found(format!("there is no job `{}`", place.job)))?;
+        let settings = self.dispatcher()?.job_settings(&place.job).await?;
+        let settings = settings.ok_or_else(|| Error::not_found(format!("there is no job `{}`", place.job)))?;
         let acks = match (acks, place.by_action) {
             (true, _) => Acks::Stream,
             (false, true) => Acks::Action,
             (false, false) => Acks::AtEnd,
         };
-        self.serving()?.open_stream(Arc::new(info.settings), place.incarnation, place.consumer, acks).await
+        self.serving()?.open_stream(Arc::new(settings), place.incarnation, place.consumer, acks).await
     }
 }

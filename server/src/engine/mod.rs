@@ -4,12 +4,13 @@
 //! listens on a loopback port, so that other commands on the same root go through it.
 
 pub(crate) mod admin;
+pub(crate) mod base;
 mod jobs;
 mod overview;
 mod planner;
 mod prepare;
 mod put;
-mod running;
+pub(crate) mod running;
 mod runs;
 mod system;
 mod view;
@@ -26,11 +27,13 @@ use forebay_storage::root::Root;
 use forebay_storage::source::Allow;
 use tokio::net::TcpListener;
 
+pub(crate) use overview::overview;
 pub use running::RunningEngine;
 pub use view::View;
 
 use crate::dispatcher::Dispatcher;
 use crate::metrics::Metrics;
+use crate::roles::Registry;
 use crate::serve::{Reader, Serving};
 use crate::worker::task::Runs;
 use running::Parts;
@@ -99,6 +102,8 @@ pub struct Engine {
     metrics: Metrics,
     worker: WorkerName,
     runs: Arc<Runs>,
+    /// Workers of other processes, where this one leads some.
+    registry: Option<Arc<Registry>>,
     reader: Arc<Reader>,
     /// None where this process only reads.
     serving: Option<Arc<Serving>>,
@@ -151,6 +156,14 @@ impl Engine {
         &self.reader
     }
 
+    pub(crate) fn registry(&self) -> Option<&Registry> {
+        self.registry.as_deref()
+    }
+
+    pub(crate) fn runs(&self) -> &Arc<Runs> {
+        &self.runs
+    }
+
     pub(crate) fn serving(&self) -> Result<&Arc<Serving>> {
         self.serving.as_ref().ok_or_else(only_reads)
     }
@@ -192,7 +205,7 @@ fn only_reads() -> Error {
 }
 
 /// Beyond loopback, whoever reaches the port could read and write everything: that needs a token, or a plain word that it is meant.
-fn check_open_port(config: &EngineConfig) -> Result<()> {
+pub(crate) fn check_open_port(config: &EngineConfig) -> Result<()> {
     let open = !config.listen.ip().is_loopback() || config.http.is_some_and(|http| !http.ip().is_loopback());
     if open && config.token.is_none() && !config.insecure {
         return Err(Error::bad_input(format!("{} is reachable from other hosts, and no token protects it", config.listen))
@@ -203,12 +216,12 @@ fn check_open_port(config: &EngineConfig) -> Result<()> {
 
 /// Threads for steps, apart from those that answer calls: a decode that takes a second delays no heartbeat.
 #[derive(Debug)]
-struct Compute {
+pub(crate) struct Compute {
     runtime: Option<tokio::runtime::Runtime>,
 }
 
 impl Compute {
-    fn start(slots: usize) -> Result<Self> {
+    pub(crate) fn start(slots: usize) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(slots.max(1))
             .thread_name("forebay-compute")
@@ -219,7 +232,7 @@ impl Compute {
         Ok(Self { runtime: Some(runtime) })
     }
 
-    fn handle(&self) -> Result<&tokio::runtime::Handle> {
+    pub(crate) fn handle(&self) -> Result<&tokio::runtime::Handle> {
         self.runtime.as_ref().map(tokio::runtime::Runtime::handle).ok_or_else(|| Error::internal("the compute threads have stopped"))
     }
 }

@@ -21,8 +21,13 @@ impl Overview for Pages {
     }
 
     async fn overview(&self) -> Result<Value> {
-        let datasets = self.0.datasets(DatasetsRequest::List).await?;
-        let jobs = self.0.job_status(JobRequest::default()).await?;
-        Ok(json!({ "datasets": datasets, "jobs": jobs }))
+        overview(&self.0).await
     }
+}
+
+/// Datasets and jobs.
+pub(crate) async fn overview(engine: &Engine) -> Result<Value> {
+    let datasets = engine.datasets(DatasetsRequest::List).await?;
+    let jobs = engine.job_status(JobRequest::default()).await?;
+    Ok(json!({ "datasets": datasets, "jobs": jobs }))
 }

@@ -9,31 +9,23 @@ use forebay_core::{Error, Kind, Result};
 use forebay_flight::serve::Limits;
 use forebay_flight::service::{Flight, ServiceConfig};
 use forebay_flight::ticket::TicketKey;
-use forebay_sql::catalog::{Catalog, QueryLimits};
-use forebay_sql::python::{PythonConfig, PythonPool};
 use forebay_storage::journal::Journal;
 use forebay_storage::owner::{LocalLock, Owner as Found, find_owner};
 use forebay_storage::root::Root;
-use forebay_storage::source::Allow;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::planner::EnginePlanner;
-use super::system::{Reports, System};
-use super::view::View;
+use super::base::{Base, Part};
 use super::{Compute, Engine, EngineConfig};
 use crate::backend::EngineBackend;
 use crate::dispatcher::{Dispatcher, DispatcherConfig};
 use crate::metrics::Metrics;
-use crate::serve::{Reader, ServeLimits, Serving};
+use crate::roles::DRAIN;
 use crate::worker::Worker;
-use crate::worker::task::Runs;
 
-/// Streams that are open at shutdown have this long to end.
-const DRAIN: Duration = Duration::from_secs(5);
-/// Windows in use may always take this much: two windows of the default size for each of two streams.
-const MIN_IN_USE: u64 = 1 << 30;
+/// Tasks that are given up at shutdown have this long to say so.
+const TASKS: Duration = Duration::from_secs(1);
 
 /// What is made before anything listens.
 pub(super) struct Parts {
@@ -42,9 +34,12 @@ pub(super) struct Parts {
 }
 
 /// What only the owner of a root has.
-struct Owner {
-    dispatcher: Dispatcher,
-    task: JoinHandle<Result<()>>,
+pub(crate) struct Owner {
+    pub(crate) dispatcher: Dispatcher,
+    /// Ends when the lead does.
+    pub(crate) task: JoinHandle<Result<()>>,
+    /// Signs the root's tickets, whoever leads.
+    pub(crate) secret: [u8; 32],
     lock: Option<LocalLock>,
 }
 
@@ -73,40 +68,11 @@ impl std::fmt::Debug for RunningEngine {
 impl Parts {
     pub(super) async fn start(config: &EngineConfig, root: Root, address: SocketAddr, compute: &Compute) -> Result<Self> {
         let metrics = Metrics::new().map_err(|e| Error::internal(format!("metrics: {e}")))?;
-        let view = View::new(root.clone());
-        let mut python = PythonConfig { processes: config.slots.max(1), ..PythonConfig::default() };
-        if let Some(interpreter) = &config.python {
-            python.interpreter = interpreter.into();
-        }
-        let python = Arc::new(PythonPool::new(python));
         let worker = WorkerName(format!("{}-{}", hostname(), std::process::id()));
-        let runs = Arc::new(Runs::default());
-        let planner = Arc::new(EnginePlanner::new(view.clone(), python.clone(), runs.clone(), metrics.clone()));
-        let limits = ServeLimits { cache: config.cache_bytes, in_use: config.cache_bytes.max(MIN_IN_USE) };
-        let reader = Reader::new(view.clone(), python.clone(), limits);
-        let owner = if config.read_only { None } else { Some(own(config, &root, address, planner.clone()).await?) };
+        let base = Base::new(config, root, metrics);
+        let owner = if config.read_only { None } else { Some(own(config, &base, address).await?) };
         let dispatcher = owner.as_ref().map(|o| o.dispatcher.clone());
-        let serving = dispatcher.as_ref().map(|d| Serving::new(reader.clone(), d.clone(), worker.clone(), metrics.clone()));
-        let reports = dispatcher.clone().map_or(Reports::Journal, Reports::Owner);
-        let system = Arc::new(System::new(view.clone(), reports));
-        let limits = QueryLimits { memory: usize::try_from(config.query_bytes).unwrap_or(usize::MAX), ..QueryLimits::default() };
-        let catalog = Catalog::new(root, system.clone(), limits)?;
-        planner.use_catalog(catalog.clone());
-        let engine = Engine {
-            config: config.clone(),
-            reader,
-            serving,
-            view,
-            catalog,
-            system,
-            python,
-            allow: config.sources_allow.as_deref().map_or_else(Allow::everything, Allow::prefixes),
-            metrics,
-            worker,
-            runs,
-            compute: compute.handle()?.clone(),
-            dispatcher,
-        };
+        let engine = base.engine(config, compute, worker, dispatcher, Part::Whole)?;
         Ok(Self { engine, owner })
     }
 
@@ -142,7 +108,9 @@ impl Parts {
                 (Some(bound), Some(task))
             }
         };
-        let service = Flight::new(Arc::new(EngineBackend(engine.clone())), ServiceConfig::new(TicketKey::random(), config.token.clone()));
+        // Tickets outlive the process that made them, unless it only reads.
+        let key = self.owner.as_ref().map_or_else(TicketKey::random, |owner| TicketKey::derive(&owner.secret));
+        let service = Flight::new(Arc::new(EngineBackend(engine.clone())), ServiceConfig::new(key, config.token.clone()));
         let (flight_stop, limits) = (stop.clone(), Limits { drain: DRAIN, ..Limits::default() });
         let flight = tokio::spawn(forebay_flight::serve::serve(listener, service, limits, async move { flight_stop.cancelled().await }));
         let (address, http) = (format!("grpc://{address}"), http.map(|h| format!("http://{h}")));
@@ -151,30 +119,50 @@ impl Parts {
 }
 
 /// Takes the root: its lock, its journal, and the lead.
-async fn own(config: &EngineConfig, root: &Root, address: SocketAddr, planner: Arc<EnginePlanner>) -> Result<Owner> {
-    let mut lock = LocalLock::acquire(root).await?;
+async fn own(config: &EngineConfig, base: &Base, address: SocketAddr) -> Result<Owner> {
+    let lock = LocalLock::acquire(&base.root).await?;
     // Where there is no lock, the journal's fence would let us in and the owner out.
     if lock.is_none()
-        && let Found::Live(owner) = find_owner(root).await?
+        && let Found::Live(owner) = find_owner(&base.root).await?
     {
-        return Err(Error::failed_precondition(format!("the root `{}` has an owner at {} already", root.url(), owner.address))
+        return Err(Error::failed_precondition(format!("the root `{}` has an owner at {} already", base.root.url(), owner.address))
             .with_remedy("connect to it with --server, or stop it"));
     }
-    let journal = Journal::open(root).await?;
-    let (dispatcher, task, record) = Dispatcher::start_with(
-        journal,
-        root.clone(),
-        planner,
-        DispatcherConfig { continue_runs: config.continue_runs, ..DispatcherConfig::new(address.to_string()) },
-    )
-    .await?;
-    if let Some(lock) = &mut lock {
-        lock.announce(&record)?;
-    }
-    Ok(Owner { dispatcher, task, lock })
+    let settings = DispatcherConfig { continue_runs: config.continue_runs, ..DispatcherConfig::new(address.to_string()) };
+    Owner::lead(lock, base, settings).await
 }
 
-fn hostname() -> String {
+impl Owner {
+    /// Opens the journal, which fences whoever led before, and begins to lead.
+    pub(crate) async fn lead(mut lock: Option<LocalLock>, base: &Base, settings: DispatcherConfig) -> Result<Self> {
+        let journal = Journal::open(&base.root).await?;
+        // Two that took over at once: the later opening leads, and its lock has to be the one that newcomers find.
+        if lock.as_ref().is_some_and(|lock| !lock.is_current()) {
+            lock = LocalLock::take_over(&base.root).await?;
+        }
+        let secret = journal.secret(TicketKey::random_secret()).await?;
+        let (dispatcher, task, record) = Dispatcher::start_with(journal, base.root.clone(), base.planner.clone(), settings).await?;
+        if let Some(lock) = &mut lock {
+            lock.announce(&record)?;
+        }
+        Ok(Self { dispatcher, task, secret, lock })
+    }
+
+    /// Ends the lead properly.
+    ///
+    /// # Errors
+    /// What the dispatcher could not write.
+    pub(crate) async fn end(self) -> Result<()> {
+        self.dispatcher.shutdown().await;
+        let ended = self.task.await.map_err(|e| Error::internal(format!("the dispatcher ended: {e}")))?;
+        if let Some(lock) = self.lock {
+            lock.release()?;
+        }
+        ended
+    }
+}
+
+pub(crate) fn hostname() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| std::env::var("HOSTNAME").ok());
     name.map(|n| n.trim().to_owned()).filter(|n| !n.is_empty()).unwrap_or_else(|| "worker".to_owned())
 }
@@ -193,7 +181,7 @@ impl RunningEngine {
         }
     }
 
-    /// Ends in order: no new work, open streams within five seconds, then the dispatcher, which writes what it knows, then the lock.
+    /// Ends in order, within five seconds: no new work, open streams, then the dispatcher, which writes what it knows, then the lock.
     ///
     /// # Errors
     /// What the dispatcher could not write.
@@ -204,7 +192,7 @@ impl RunningEngine {
             let _ = tokio::time::timeout(DRAIN + Duration::from_secs(1), &mut self.flight).await;
         }
         if let Some(worker) = &mut self.worker {
-            let _ = tokio::time::timeout(DRAIN, worker).await;
+            let _ = tokio::time::timeout(TASKS, worker).await;
         }
         if let Some(task) = self.http_task.take() {
             task.abort();
@@ -217,11 +205,6 @@ impl RunningEngine {
         if let Err(error) = owner.dispatcher.worker_gone(self.engine.worker()).await {
             tracing::debug!(%error, "the worker's end could not be written");
         }
-        owner.dispatcher.shutdown().await;
-        let ended = owner.task.await.map_err(|e| Error::internal(format!("the dispatcher ended: {e}")))?;
-        if let Some(lock) = owner.lock {
-            lock.release()?;
-        }
-        ended
+        owner.end().await
     }
 }

@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 
 use super::view::View;
 use crate::dispatcher::{self, Dispatcher};
+use crate::roles::{Registry, worker_rows};
 
 /// A column of a system table: name, type.
 type Column = (&'static str, DataType);
@@ -99,7 +100,19 @@ static TABLES: LazyLock<Vec<(&'static str, SchemaRef)>> = LazyLock::new(|| {
                 ("at", moment()),
             ]),
         ),
-        ("workers", schema(&[("worker", Utf8), ("attached", Boolean), ("draining", Boolean)])),
+        (
+            "workers",
+            schema(&[
+                ("worker", Utf8),
+                ("attached", Boolean),
+                ("draining", Boolean),
+                ("address", Utf8),
+                ("slots", UInt32),
+                ("tasks", UInt64),
+                ("streams", UInt64),
+                ("seen_ms", UInt64),
+            ]),
+        ),
         (
             "jobs",
             schema(&[
@@ -155,11 +168,12 @@ pub(crate) enum Reports {
 pub(crate) struct System {
     view: View,
     reports: Reports,
+    registry: Option<Arc<Registry>>,
 }
 
 impl System {
-    pub(crate) fn new(view: View, reports: Reports) -> Self {
-        Self { view, reports }
+    pub(crate) fn new(view: View, reports: Reports, registry: Option<Arc<Registry>>) -> Self {
+        Self { view, reports, registry }
     }
 
     /// The dispatcher's durable state; empty for a root that never had one.
@@ -261,10 +275,7 @@ impl System {
                         "error": t.error.map(|e| e.to_string()), "at": t.at_ms.map(time)})
                 })
                 .collect(),
-            "workers" => dispatch::system_workers(&volatile)
-                .into_iter()
-                .map(|(worker, attached, draining)| json!({"worker": worker, "attached": attached, "draining": draining}))
-                .collect(),
+            "workers" => worker_rows(&volatile, self.registry.as_deref()),
             "jobs" => dispatch::jobs(&state)
                 .into_iter()
                 .map(|j| {

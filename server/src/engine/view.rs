@@ -17,11 +17,18 @@ const KEPT: usize = 256;
 pub struct View {
     root: Root,
     kept: Arc<Mutex<VecDeque<Arc<DatasetVersion>>>>,
+    /// Whether a version that is kept is read again: another process may have dropped the dataset and made it anew under its name.
+    follow: bool,
 }
 
 impl View {
     pub fn new(root: Root) -> Self {
-        Self { root, kept: Arc::default() }
+        Self { root, kept: Arc::default(), follow: false }
+    }
+
+    /// The view of a process that does not own the root.
+    pub fn following(root: Root) -> Self {
+        Self { follow: true, ..Self::new(root) }
     }
 
     pub fn root(&self) -> &Root {
@@ -30,15 +37,19 @@ impl View {
 
     /// A dataset at a version, or at its newest.
     pub async fn version(&self, name: &DatasetName, version: Option<VersionId>) -> Result<Arc<DatasetVersion>> {
-        if let Some(wanted) = version
+        if let Some(wanted) = version.filter(|_| !self.follow)
             && let Some(found) = self.kept.lock().iter().find(|v| v.version == wanted && v.name == *name)
         {
             return Ok(found.clone());
         }
         let read = delta::open_version(&self.root, name, version).await?;
         let mut kept = self.kept.lock();
-        if let Some(found) = kept.iter().find(|v| v.version == read.version && v.name == *name) {
+        let same = |v: &Arc<DatasetVersion>| v.version == read.version && v.name == *name;
+        if let Some(found) = kept.iter().find(|v| same(v) && (!self.follow || v.shards == read.shards)) {
             return Ok(found.clone());
+        }
+        if self.follow {
+            kept.retain(|v| !same(v));
         }
         kept.push_back(read.clone());
         if kept.len() > KEPT {

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use forebay_core::dispatch::{State, StreamId, Volatile};
+use forebay_core::dispatch::StreamId;
 use forebay_core::ids::{BatchId, ConsumerName, Incarnation, JobName, PassId};
 use forebay_core::{Error, Kind, Result};
 use parking_lot::Mutex;
@@ -121,12 +121,8 @@ fn note(failed: &Mutex<Option<Error>>, result: Result<()>) {
 
 async fn finish(dispatcher: &Dispatcher, of: &StreamOf, clean: bool, over: bool) -> Result<()> {
     dispatcher.close_stream(&of.job, of.stream, clean).await?;
-    let (job, consumer) = (of.job.clone(), of.consumer.clone());
-    let others = move |state: &State, _: &Volatile| {
-        state.jobs.get(&job).is_some_and(|job| job.streams.values().any(|stream| stream.open && stream.consumer == consumer))
-    };
     // Leaving loses what a consumer holds on any stream, so the last one says it.
-    if over && !dispatcher.look(others).await? {
+    if over && !dispatcher.is_streaming(&of.job, &of.consumer).await? {
         dispatcher.leave_job(&of.job, &of.consumer).await?;
     }
     Ok(())

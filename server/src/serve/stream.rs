@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use forebay_core::digest;
 use forebay_core::ids::{BatchId, PassId, WindowId};
 use forebay_core::job::JobSettings;
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Kind, Result};
 use forebay_flight::api::{BatchMeta, ConsumerMessage, End};
 use forebay_flight::backend::{BatchPart, JobControl, JobEvent, JobStream};
 use tokio_util::task::AbortOnDropHandle;
@@ -84,12 +84,15 @@ pub(crate) struct ServedStream {
     making: Making,
     pace: Pace,
     end: Option<End>,
+    /// The worker's lease under which the stream was opened.
+    hold: u64,
 }
 
 impl ServedStream {
     pub(super) fn new(serving: Arc<Serving>, settings: Arc<JobSettings>, of: StreamOf, acks: Acks, served: Arc<Served>) -> Self {
         let reporter = Reporter::start(serving.dispatcher.clone(), of.clone());
         serving.metrics.job_streams.inc();
+        let hold = serving.dispatcher.hold();
         let control = Control { reporter: reporter.clone(), acks, pass: AtomicU32::new(0) };
         Self {
             serving,
@@ -107,6 +110,7 @@ impl ServedStream {
             making: Making::default(),
             pace: Pace::default(),
             end: None,
+            hold,
         }
     }
 
@@ -243,6 +247,15 @@ impl ServedStream {
         Ok(BatchPart { chunks, rows: found.rows, meta })
     }
 
+    /// What was granted under a lease that is over belongs to nobody here, even where a new lease has begun since.
+    fn check_lease(&self) -> Result<()> {
+        if self.serving.dispatcher.holds(self.hold) {
+            return Ok(());
+        }
+        Err(Error::new(Kind::Unavailable, "this worker lost its lease while it could not reach its dispatcher")
+            .with_remedy("open the job again"))
+    }
+
     /// Lets go of everything but the account with the dispatcher.
     fn release(&mut self) {
         (self.next_grant, self.block, self.open, self.ahead, self.pass) = (None, None, None, None, None);
@@ -262,6 +275,7 @@ impl JobStream for ServedStream {
 
     async fn next(&mut self) -> Result<JobEvent> {
         self.reporter.check()?;
+        self.check_lease()?;
         if let Some(end) = self.next_block().await? {
             self.release();
             self.end = Some(end);
@@ -270,6 +284,8 @@ impl JobStream for ServedStream {
         let Some(block) = &self.block else { return Err(Error::internal("no block of batches")) };
         let (grant, left) = (block.grant.clone(), block.left.clone());
         let part = self.batch(&grant, left).await?;
+        // Reading may have taken long; what is sent after the lease counts as lost already.
+        self.check_lease()?;
         if let Some(block) = &mut self.block {
             block.left.start += 1;
             block.since.get_or_insert_with(Instant::now);

@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 use arrow::record_batch::RecordBatch;
+use datafusion::common::TableReference;
 use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::ExecutionPlan;
@@ -101,18 +102,29 @@ impl Catalog {
         on_big_stack(move || physical(&session, &plan).map(|(_, schema)| schema)).await
     }
 
-    /// Text to a verified plan, with the tables that it names and no others.
-    async fn logical(&self, sql: &str) -> Result<(SessionState, LogicalPlan)> {
+    /// Whether a query names any dataset; one that does not is answered from the system tables alone.
+    pub async fn reads_datasets(&self, sql: &str) -> Result<bool> {
+        let (_, names) = self.names(sql).await?;
+        Ok(names.iter().any(|name| !matches!(name.schema(), Some("system" | "information_schema"))))
+    }
+
+    /// Text to its one statement, and the tables that it names.
+    async fn names(&self, sql: &str) -> Result<(DfStatement, Vec<TableReference>)> {
         let limits = self.text_limits();
         let text = sql.to_owned();
         let session = self.inner.session.clone();
-        let (statement, names) = on_big_stack(move || {
+        on_big_stack(move || {
             check_text(&text, limits)?;
             let statement = parse(&text)?;
             let names = session.resolve_table_references(&statement).map_err(to_error)?;
             Ok((statement, names))
         })
-        .await?;
+        .await
+    }
+
+    /// Text to a verified plan, with the tables that it names and no others.
+    async fn logical(&self, sql: &str) -> Result<(SessionState, LogicalPlan)> {
+        let (statement, names) = self.names(sql).await?;
         let tables = Tables::resolve(&self.inner.root, &self.inner.system, &names).await?;
         let session = tables.into_session(self.inner.session.clone())?;
         on_big_stack(move || {

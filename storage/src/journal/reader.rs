@@ -6,7 +6,8 @@ use slatedb::object_store::path::Path;
 use slatedb::{DbReader, DbReaderMode, ErrorKind};
 use std::time::Duration;
 
-use super::{JOURNAL_PATH, Loaded, error, scan};
+use super::{JOURNAL_PATH, Loaded, OWNER_KEY, error, scan};
+use crate::owner::OwnerRecord;
 use crate::root::{Root, listing};
 
 /// The owner may sweep a file between our seeing its name and opening it; the next attempt sees newer names.
@@ -41,6 +42,31 @@ async fn exists(root: &Root) -> Result<bool> {
 }
 
 async fn read(root: &Root) -> Result<Loaded> {
+    let reader = open(root).await?;
+    let loaded = scan(reader.scan::<std::ops::RangeFull>(..).await).await;
+    // Only stops its polling; there is nothing to lose.
+    let _ = reader.close().await;
+    loaded
+}
+
+/// The owner's last heartbeat alone; `None` where nobody ever led, or the last leader left properly. One attempt: whoever watches looks again soon.
+pub async fn read_owner(root: &Root) -> Result<Option<OwnerRecord>> {
+    if !exists(root).await? {
+        return Ok(None);
+    }
+    let reader = open(root).await?;
+    let found = reader.get(OWNER_KEY).await;
+    // Only stops its polling; there is nothing to lose.
+    let _ = reader.close().await;
+    match found.map_err(|e| error(&e).context("reading the owner's heartbeat"))? {
+        // It left properly.
+        Some(bytes) if bytes.is_empty() => Ok(None),
+        Some(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|e| Error::corrupt(format!("the journal's owner record: {e}"))),
+        None => Ok(None),
+    }
+}
+
+async fn open(root: &Root) -> Result<DbReader> {
     let opened = DbReader::builder(JOURNAL_PATH, root.journal_store())
         .with_reader_mode(DbReaderMode::FollowLatest)
         .with_options(slatedb::config::DbReaderOptions {
@@ -51,13 +77,9 @@ async fn read(root: &Root) -> Result<Loaded> {
         .with_db_cache_disabled()
         .build()
         .await;
-    let reader = match opened {
-        Ok(reader) => reader,
-        Err(e) if e.kind() == ErrorKind::Data => return Err(Error::corrupt(format!("the journal can't be read: {e}"))),
-        Err(e) => return Err(error(&e).context("reading the journal")),
-    };
-    let loaded = scan(reader.scan::<std::ops::RangeFull>(..).await).await;
-    // Only stops its polling; there is nothing to lose.
-    let _ = reader.close().await;
-    loaded
+    match opened {
+        Ok(reader) => Ok(reader),
+        Err(e) if e.kind() == ErrorKind::Data => Err(Error::corrupt(format!("the journal can't be read: {e}"))),
+        Err(e) => Err(error(&e).context("reading the journal")),
+    }
 }

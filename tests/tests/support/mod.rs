@@ -54,7 +54,7 @@ impl Home {
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(binary());
         command.args(args).current_dir(self.dir.path()).env("FOREBAY_ROOT", self.root()).stdin(Stdio::null());
-        for name in ["FOREBAY_SERVER", "FOREBAY_TOKEN", "FOREBAY_CRASH_AT"] {
+        for name in ["FOREBAY_SERVER", "FOREBAY_TOKEN", "FOREBAY_CRASH_AT", "FOREBAY_DISPATCHER"] {
             command.env_remove(name);
         }
         command
@@ -93,19 +93,25 @@ impl Home {
 
     /// Starts `serve` on free ports and waits until it listens.
     pub fn serve(&self, extra: &[&str]) -> Server {
-        let mut args = vec!["serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--json"];
+        let mut args = vec!["serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"];
         args.extend(extra);
-        let mut child = self.command(&args).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().expect("serve starts");
+        self.start(&args)
+    }
+
+    /// Starts a process that says with `--json` where it listens, and waits until it does.
+    pub fn start(&self, args: &[&str]) -> Server {
+        let mut command = self.command(args);
+        let mut child = command.arg("--json").stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().expect("it starts");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("stdout")).read_line(&mut line).expect("a line");
-        let started: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("serve printed {line:?}: {e}"));
+        let started: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("forebay {args:?} printed {line:?}: {e}"));
         let address = started["address"].as_str().expect("an address").to_owned();
         let http = started["http"].as_str().unwrap_or_default().to_owned();
         Server { child, address, http }
     }
 }
 
-/// A running `forebay serve`; killed when dropped.
+/// A running server process; killed when dropped.
 pub struct Server {
     pub child: Child,
     /// `grpc://127.0.0.1:PORT`
@@ -114,6 +120,20 @@ pub struct Server {
 }
 
 impl Server {
+    /// Sends a signal by name: STOP, CONT, TERM.
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([format!("-{name}"), self.child.id().to_string()]).status().expect("kill runs");
+        assert!(sent.success(), "kill -{name} {}", self.child.id());
+    }
+
+    /// Asks it to end, and says how long it took and with which status.
+    pub fn end(&mut self) -> (Duration, Option<i32>) {
+        let started = Instant::now();
+        self.signal("TERM");
+        let status = self.child.wait().expect("its end");
+        (started.elapsed(), status.code())
+    }
+
     pub fn kill(&mut self) {
         self.child.kill().expect("kill -9");
         self.child.wait().expect("its end");
