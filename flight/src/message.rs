@@ -23,6 +23,8 @@ pub struct Message {
     pub header: Bytes,
     pub app_metadata: Bytes,
     pub body: Bytes,
+    /// What follows the body's first part: rows that are large enough to be sent from where they lie.
+    pub more: Vec<Bytes>,
 }
 
 impl Message {
@@ -33,7 +35,23 @@ impl Message {
 
     /// Bytes that the message occupies in memory.
     pub fn len(&self) -> usize {
-        self.header.len() + self.app_metadata.len() + self.body.len()
+        self.header.len() + self.app_metadata.len() + self.body_len()
+    }
+
+    /// Bytes of the whole body.
+    pub fn body_len(&self) -> usize {
+        self.body.len() + self.more.iter().map(Bytes::len).sum::<usize>()
+    }
+
+    /// The whole body in one piece; copies where it is in several.
+    pub fn whole_body(&self) -> Bytes {
+        if self.more.is_empty() {
+            return self.body.clone();
+        }
+        let mut whole = BytesMut::with_capacity(self.body_len());
+        whole.put_slice(&self.body);
+        self.more.iter().for_each(|part| whole.put_slice(part));
+        whole.freeze()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -45,11 +63,12 @@ impl Message {
     /// Clients put a message into memory of their allocator's alignment and read the body where it lies: without this, the arrays of a
     /// pyarrow client start at odd addresses. IPC headers may end in zeroes.
     fn padding(&self) -> usize {
-        if self.body.is_empty() || self.header.is_empty() {
+        let body_len = self.body_len();
+        if body_len == 0 || self.header.is_empty() {
             return 0;
         }
         let before = |pad: usize| {
-            let body = varint_len(BODY_TAG) + varint_len(self.body.len() as u64);
+            let body = varint_len(BODY_TAG) + varint_len(body_len as u64);
             field(HEADER_TAG, self.header.len() + pad) + field(METADATA_TAG, self.app_metadata.len()) + body
         };
         // The padding may lengthen the length before it, so it is tried rather than calculated.
@@ -61,14 +80,13 @@ impl Message {
     /// # Errors
     /// `ResourceExhausted` over 2 GiB.
     pub fn prefix(&self) -> Result<Bytes> {
-        let pad = self.padding();
-        let total =
-            field(HEADER_TAG, self.header.len() + pad) + field(METADATA_TAG, self.app_metadata.len()) + field(BODY_TAG, self.body.len());
+        let (pad, body_len) = (self.padding(), self.body_len());
+        let total = field(HEADER_TAG, self.header.len() + pad) + field(METADATA_TAG, self.app_metadata.len()) + field(BODY_TAG, body_len);
         if total > MAX_MESSAGE {
             return Err(Error::new(Kind::ResourceExhausted, format!("one message of {total} bytes; gRPC ends at {MAX_MESSAGE}"))
                 .with_remedy("a single row must stay below 2 GiB: select fewer columns"));
         }
-        let mut out = BytesMut::with_capacity(5 + total - self.body.len());
+        let mut out = BytesMut::with_capacity(5 + total - body_len);
         out.put_u8(0);
         out.put_u32(u32::try_from(total).unwrap_or(u32::MAX));
         for (tag, bytes, pad) in [(HEADER_TAG, &self.header, pad), (METADATA_TAG, &self.app_metadata, 0)] {
@@ -79,16 +97,21 @@ impl Message {
                 out.put_bytes(0, pad);
             }
         }
-        if !self.body.is_empty() {
+        if body_len > 0 {
             put_varint(&mut out, BODY_TAG);
-            put_varint(&mut out, self.body.len() as u64);
+            put_varint(&mut out, body_len as u64);
         }
         Ok(out.freeze())
     }
 
     /// The same message for tonic's generated client.
     pub fn into_flight_data(self, descriptor: Option<FlightDescriptor>) -> FlightData {
-        FlightData { flight_descriptor: descriptor, data_header: self.header, app_metadata: self.app_metadata, data_body: self.body }
+        FlightData {
+            flight_descriptor: descriptor,
+            data_body: self.whole_body(),
+            data_header: self.header,
+            app_metadata: self.app_metadata,
+        }
     }
 }
 
@@ -121,7 +144,12 @@ mod tests {
         for (header, metadata, body) in
             [(0, 0, 0), (1, 0, 0), (0, 5, 0), (300, 200, 70_000), (0, 0, 1), (127, 128, 16_384), (64, 0, 9), (126, 1, 1)]
         {
-            let message = Message { header: vec![1; header].into(), app_metadata: vec![2; metadata].into(), body: vec![3; body].into() };
+            let message = Message {
+                header: vec![1; header].into(),
+                app_metadata: vec![2; metadata].into(),
+                body: vec![3; body].into(),
+                ..Message::default()
+            };
             let mut wire = BytesMut::from(&message.prefix().unwrap()[..]);
             let before = wire.len() - 5;
             wire.put_slice(&message.body);

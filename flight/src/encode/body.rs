@@ -63,9 +63,26 @@ impl Pool {
     }
 }
 
+/// Values of at least this many bytes in a row are sent from where they lie. Each such piece is HTTP/2 frames of its own, so smaller ones are
+/// cheaper to copy.
+pub(crate) const SHARED: usize = 32 << 10;
+
+/// A piece of a window's buffer.
+struct Piece(arrow::buffer::Buffer);
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_slice()
+    }
+}
+
 /// Collects one message's buffers.
 #[derive(Debug)]
 pub(crate) struct Body {
+    /// Finished parts and their length.
+    parts: Vec<Bytes>,
+    before: usize,
+    /// The part at the end.
     bytes: Vec<u8>,
     pub(crate) nodes: Vec<FieldNode>,
     pub(crate) buffers: Vec<Buffer>,
@@ -73,7 +90,7 @@ pub(crate) struct Body {
 
 impl Body {
     pub(crate) fn new(bytes: Vec<u8>) -> Self {
-        Self { bytes, nodes: Vec::new(), buffers: Vec::new() }
+        Self { parts: Vec::new(), before: 0, bytes, nodes: Vec::new(), buffers: Vec::new() }
     }
 
     pub(crate) fn node(&mut self, rows: usize, nulls: usize) {
@@ -82,19 +99,47 @@ impl Body {
 
     /// Appends one buffer: what `write` adds to the bytes, then padding.
     pub(crate) fn buffer<T>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
-        let start = self.bytes.len();
+        let start = self.len();
         let result = write(&mut self.bytes);
-        let end = self.bytes.len();
-        self.buffers.push(Buffer::new(start as i64, (end - start) as i64));
-        self.bytes.resize(end.next_multiple_of(ALIGN), 0);
+        self.close(start);
         result
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.bytes.len()
+    /// Appends one buffer of pieces that stay where they are: offset and length within each, then padding.
+    pub(crate) fn shared<'a>(&mut self, pieces: impl Iterator<Item = (&'a arrow::buffer::Buffer, usize, usize)>) {
+        let start = self.len();
+        if !self.bytes.is_empty() {
+            self.before += self.bytes.len();
+            self.parts.push(std::mem::take(&mut self.bytes).into());
+        }
+        for (buffer, from, len) in pieces {
+            self.before += len;
+            self.parts.push(Bytes::from_owner(Piece(buffer.slice_with_length(from, len))));
+        }
+        self.close(start);
     }
 
-    pub(crate) fn into_bytes(self) -> Vec<u8> {
-        self.bytes
+    fn close(&mut self, start: usize) {
+        let end = self.len();
+        self.buffers.push(Buffer::new(start as i64, (end - start) as i64));
+        let padding = end.next_multiple_of(ALIGN) - end;
+        self.bytes.resize(self.bytes.len() + padding, 0);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.before + self.bytes.len()
+    }
+
+    /// The body's first part, and what follows it.
+    pub(crate) fn into_parts(mut self, pool: &Pool) -> (Bytes, Vec<Bytes>) {
+        let last = pool.freeze(self.bytes);
+        if self.parts.is_empty() {
+            return (last, Vec::new());
+        }
+        let first = self.parts.remove(0);
+        if !last.is_empty() {
+            self.parts.push(last);
+        }
+        (first, self.parts)
     }
 }

@@ -5,7 +5,7 @@ use arrow::datatypes::DataType;
 use forebay_core::{Error, Kind, Result};
 
 use super::Run;
-use super::body::Body;
+use super::body::{Body, SHARED};
 
 /// Adds a run, joined to the one before where they meet.
 pub(crate) fn push_run(runs: &mut Vec<Run>, run: Run) {
@@ -82,6 +82,13 @@ pub(crate) fn column(chunks: &[&ArrayData], runs: &[Run], rows: usize, out: &mut
             (0..fields.len()).try_for_each(|child| column(&children(chunks, child), &inner, rows, out))
         }
         other => match width(other) {
+            Some(width) if !runs.is_empty() && runs.iter().all(|run| run.len * width >= SHARED) => {
+                out.shared(runs.iter().map(|run| {
+                    let chunk = chunks[run.chunk];
+                    (&chunk.buffers()[0], (chunk.offset() + run.start) * width, run.len * width)
+                }));
+                Ok(())
+            }
             Some(width) => {
                 out.buffer(|bytes| fixed(chunks, runs, rows, width, bytes));
                 Ok(())

@@ -75,7 +75,7 @@ pub(crate) fn bytes(prepared: &Prepared, runs: &[Run]) -> usize {
     runs.iter().map(|run| row_bytes(prepared, *run)).sum()
 }
 
-fn row_bytes(prepared: &Prepared, run: Run) -> usize {
+pub(crate) fn row_bytes(prepared: &Prepared, run: Run) -> usize {
     prepared.columns.iter().map(|column| column.get(run.chunk).map_or(0, |chunk| size(chunk, run.start, run.len))).sum()
 }
 

@@ -188,13 +188,17 @@ impl Encoder {
 
     fn gather_runs(&mut self, prepared: &Prepared, runs: &[Run], rows: usize) -> Result<Message> {
         let bytes = measure::bytes(prepared, runs);
-        let mut out = body::Body::new(self.pool.take(bytes + 128 * prepared.columns.len() + 64));
+        // What is shared needs no room; it is nearly everything where it is anything.
+        let room =
+            if runs.iter().all(|run| measure::row_bytes(prepared, *run) >= 2 * body::SHARED) { bytes.min(body::SHARED) } else { bytes };
+        let mut out = body::Body::new(self.pool.take(room + 128 * prepared.columns.len() + 64));
         for (column, field) in prepared.columns.iter().zip(self.schema.fields()) {
             let chunks: Vec<&ArrayData> = column.iter().collect();
             gather::column(&chunks, runs, rows, &mut out).map_err(|e| e.context(format_args!("column `{}`", field.name())))?;
         }
         let header = header::record_batch(rows, &out);
-        Ok(Message { header, app_metadata: Bytes::new(), body: self.pool.freeze(out.into_bytes()) })
+        let (body, more) = out.into_parts(&self.pool);
+        Ok(Message { header, app_metadata: Bytes::new(), body, more })
     }
 
     /// Types that the gather does not know: arrow's interleave and writer.
@@ -211,7 +215,7 @@ impl Encoder {
         let (_, data) = IpcDataGenerator {}
             .encode(&batch, &mut tracker, &IpcWriteOptions::default(), &mut Default::default())
             .map_err(|e| Error::internal(format!("encoding rows: {e}")))?;
-        Ok(Message { header: data.ipc_message.into(), app_metadata: Bytes::new(), body: data.arrow_data.into() })
+        Ok(Message { header: data.ipc_message.into(), app_metadata: Bytes::new(), body: data.arrow_data.into(), more: Vec::new() })
     }
 
     /// The messages of one whole batch in order, for streams without a job.

@@ -7,6 +7,7 @@ use arrow::buffer::{NullBuffer, OffsetBuffer};
 use arrow::compute::cast;
 use arrow::datatypes::*;
 use arrow::ipc::root_as_message;
+use bytes::Bytes;
 use proptest::prelude::*;
 
 /// A small generator of our own, so that a failing case prints as one number.
@@ -187,7 +188,7 @@ fn expected(chunks: &[RecordBatch], rows: &[(u32, u32)], wire: &SchemaRef) -> Re
 fn aligned(message: &Message) {
     let header = root_as_message(&message.header).unwrap();
     let batch = header.header_as_record_batch().unwrap();
-    assert_eq!(header.bodyLength() as usize, message.body.len());
+    assert_eq!(header.bodyLength() as usize, message.body_len());
     for buffer in batch.buffers().unwrap() {
         assert_eq!(buffer.offset() % 64, 0);
     }
@@ -216,7 +217,7 @@ fn check_types(seed: u64, types: &[DataType]) {
     for (i, cut) in cuts.iter().enumerate() {
         assert!(i == 0 || cuts[i - 1].end == cut.start);
         let part = encoder.gather(&prepared, &rows[cut.clone()]).unwrap();
-        assert!(cut.len() <= 1 || part.body.len() <= target + slack, "{} bytes for a target of {target}", part.body.len());
+        assert!(cut.len() <= 1 || part.body_len() <= target + slack, "{} bytes for a target of {target}", part.body_len());
         assert_eq!(decode(&start, &part), expected(&chunks, &rows[cut.clone()], encoder.schema()));
     }
 }
@@ -304,9 +305,24 @@ fn messages_of_larger_ones_are_about_two_mebibytes_and_evenly_cut() {
     let prepared = encoder.prepare(&chunks).unwrap();
     let rows: Vec<(u32, u32)> = (0..128).rev().map(|r| (0, r)).collect();
     let cuts = encoder.cut(&prepared, &rows).unwrap();
-    let sizes: Vec<usize> = cuts.iter().map(|c| encoder.gather(&prepared, &rows[c.clone()]).unwrap().body.len()).collect();
+    let sizes: Vec<usize> = cuts.iter().map(|c| encoder.gather(&prepared, &rows[c.clone()]).unwrap().body_len()).collect();
     assert_eq!(cuts.iter().map(|c| c.len()).collect::<Vec<_>>(), [12, 13, 13, 13, 13, 12, 13, 13, 13, 13]);
     assert!(sizes.iter().all(|&s| s <= TARGET && s > TARGET * 3 / 4), "{sizes:?}");
+}
+
+#[test]
+fn large_rows_are_sent_from_where_they_lie() {
+    let chunks = Arc::new(vec![images(5, 40_003), images(3, 40_003)]);
+    let mut encoder = Encoder::new(&chunks[0].schema()).unwrap();
+    let prepared = encoder.prepare(&chunks).unwrap();
+    let rows = [(0, 4), (1, 2), (1, 1), (0, 0), (0, 1)];
+    let message = encoder.gather(&prepared, &rows).unwrap();
+    aligned(&message);
+    assert_eq!(decode(&encoder.schema_message(), &message), expected(&chunks, &rows, encoder.schema()));
+    let window = chunks.iter().map(|c| c.column(1).to_data().child_data()[0].buffers()[0].as_ptr_range()).collect::<Vec<_>>();
+    let inside = |part: &Bytes| window.iter().any(|range| range.contains(&part.as_ptr()));
+    // Two rows that lie side by side are one piece.
+    assert_eq!(message.more.iter().filter(|part| inside(part)).count(), 4);
 }
 
 #[test]

@@ -68,10 +68,10 @@ impl Door {
     }
 
     /// The services of this moment, or the refusal.
-    fn now(&self) -> Result<(Flight, Option<ControlService>), http::Response<Body>> {
+    fn now(&self) -> Result<(Flight, Option<ControlService>), Box<http::Response<Body>>> {
         match &*self.0.read() {
             Now::Open { flight, control } => Ok((Flight::clone(flight), control.clone())),
-            Now::Closed { error, leader } => Err(to_elsewhere_status(error, leader.as_deref()).into_http()),
+            Now::Closed { error, leader } => Err(Box::new(to_elsewhere_status(error, leader.as_deref()).into_http())),
         }
     }
 }
@@ -102,7 +102,7 @@ impl Service<http::Request<Body>> for FlightDoor {
     fn call(&mut self, request: http::Request<Body>) -> Answering {
         match self.0.now() {
             Ok((mut flight, _)) => flight.call(request),
-            Err(refusal) => at_once(refusal),
+            Err(refusal) => at_once(*refusal),
         }
     }
 }
@@ -126,7 +126,7 @@ impl Service<http::Request<Body>> for ControlDoor {
 
     fn call(&mut self, request: http::Request<Body>) -> Answering {
         match self.0.now() {
-            Err(refusal) => at_once(refusal),
+            Err(refusal) => at_once(*refusal),
             Ok((_, Some(control))) => control.respond(request),
             Ok((_, None)) => {
                 let error = Error::failed_precondition("this process takes no workers")

@@ -95,7 +95,7 @@ where
         let _ = items.send(Item::End(end)).await;
     });
     let open = OpenStream::new(&shared.stats);
-    let body = MessageBody { queue, body: None, done: false, open, _producer: AbortOnDropHandle::new(task) };
+    let body = MessageBody { queue, body: Vec::new().into_iter(), first: None, done: false, open, _producer: AbortOnDropHandle::new(task) };
     let mut response = http::Response::new(Body::new(body));
     response.headers_mut().insert(http::header::CONTENT_TYPE, tonic::metadata::GRPC_CONTENT_TYPE);
     response
@@ -103,8 +103,9 @@ where
 
 struct MessageBody {
     queue: mpsc::Receiver<Item>,
-    /// The IPC body of the message whose prefix has just gone out.
-    body: Option<Bytes>,
+    /// What is left of the IPC body of the message whose prefix went out last.
+    body: std::vec::IntoIter<Bytes>,
+    first: Option<Bytes>,
     done: bool,
     open: OpenStream,
     _producer: AbortOnDropHandle<()>,
@@ -126,8 +127,8 @@ impl http_body::Body for MessageBody {
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        if let Some(body) = self.body.take() {
-            return Poll::Ready(Some(Ok(Frame::data(body))));
+        if let Some(part) = self.first.take().or_else(|| self.body.next()) {
+            return Poll::Ready(Some(Ok(Frame::data(part))));
         }
         if self.done {
             return Poll::Ready(None);
@@ -136,8 +137,9 @@ impl http_body::Body for MessageBody {
             match ready!(self.queue.poll_recv(cx)) {
                 Some(Item::Message(message)) => match message.prefix() {
                     Ok(prefix) => {
-                        self.open.sent(prefix.len() + message.body.len());
-                        self.body = Some(message.body).filter(|body| !body.is_empty());
+                        self.open.sent(prefix.len() + message.body_len());
+                        self.first = Some(message.body).filter(|body| !body.is_empty());
+                        self.body = message.more.into_iter();
                         return Poll::Ready(Some(Ok(Frame::data(prefix))));
                     }
                     Err(error) => return Poll::Ready(Some(Ok(self.trailers(&to_status(&error))))),

@@ -4,6 +4,7 @@
 //! without waiting for its `sent` to be durable: granted is durable already, and a granted batch of a dead worker counts as possibly delivered.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_core::dispatch::StreamId;
 use forebay_core::ids::{BatchId, ConsumerName, Incarnation, JobName, PassId};
@@ -15,6 +16,8 @@ use crate::dispatcher::Dispatcher;
 
 /// Reports that may wait: a consumer or a sender that is further ahead waits itself.
 const QUEUE: usize = 4_096;
+/// How long a report waits for others. A worker that dies in this time leaves a few more batches that may have been delivered.
+const GATHER: Duration = Duration::from_millis(20);
 
 /// Whose stream it is.
 #[derive(Debug, Clone)]
@@ -88,6 +91,7 @@ fn gone() -> Error {
 async fn run(dispatcher: Dispatcher, of: StreamOf, mut reports: mpsc::Receiver<Report>, failed: Arc<Mutex<Option<Error>>>) {
     let mut batch = Vec::new();
     while reports.recv_many(&mut batch, QUEUE).await > 0 {
+        gather(&mut reports, &mut batch).await;
         let mut open = Gathered::default();
         for report in batch.drain(..) {
             let kept = match report {
@@ -110,6 +114,22 @@ async fn run(dispatcher: Dispatcher, of: StreamOf, mut reports: mpsc::Receiver<R
         note(&failed, open.flush(&dispatcher, &of).await);
     }
     close(&dispatcher, &of, false).await;
+}
+
+/// Waits a little for further reports: each call costs a durable journal entry, and nobody waits for these but the end of a stream.
+async fn gather(reports: &mut mpsc::Receiver<Report>, batch: &mut Vec<Report>) {
+    let ends = |batch: &[Report]| matches!(batch.last(), Some(Report::Finish { .. }));
+    let end = tokio::time::sleep(GATHER);
+    tokio::pin!(end);
+    while batch.len() < QUEUE && !ends(batch) {
+        tokio::select! {
+            () = &mut end => return,
+            more = reports.recv() => match more {
+                Some(report) => batch.push(report),
+                None => return,
+            },
+        }
+    }
 }
 
 /// The first refusal is what the stream says when it ends.
