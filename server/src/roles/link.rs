@@ -45,6 +45,9 @@ struct Progress {
     hold: u64,
 }
 
+/// A run's spec, by what names the run.
+type KnownSpec = ((DatasetName, RunId), Arc<RunSpec>);
+
 #[derive(Debug)]
 pub(super) struct WorkerLink {
     worker: WorkerName,
@@ -55,7 +58,7 @@ pub(super) struct WorkerLink {
     lease: Mutex<Lease>,
     tasks: Mutex<BTreeMap<LeaseRef, Progress>>,
     streams: Mutex<BTreeSet<StreamRef>>,
-    specs: Mutex<VecDeque<((DatasetName, RunId), Arc<RunSpec>)>>,
+    specs: Mutex<VecDeque<KnownSpec>>,
     draining: AtomicBool,
 }
 
