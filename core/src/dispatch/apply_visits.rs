@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::decide_fixed::next_own;
 use super::job_state::{Job, JobPhase, Stream};
 use super::pass_state::{Pad, Window};
 use super::spans::{Fate, Mark, Reason, Span, VisitState};
@@ -18,10 +19,11 @@ pub(super) fn granted(job: &mut Job, id: PassId, window: WindowId, stream: Strea
         // What lies behind the common end fills a slot.
         let behind = |at: &u32| pass.end.is_some_and(|end| map.step_of(pass.batch(window, *at).0) >= end);
         let filled = (from..to).filter(behind).count() as u64;
-        let own = filled == 0 && map.is_single();
+        // It may have been given a later window while another worker has an earlier one.
+        let next = next_own(pass, map, rank).map(|batch| pass.place(BatchId(batch)).0);
         if let Some(share) = pass.ranks.get_mut(rank as usize) {
             share.filled += filled;
-            share.cursor = if own { share.cursor.max(window) } else { share.cursor };
+            share.cursor = share.cursor.max(next.unwrap_or_default());
         }
     }
     if let Some(consumer) = job.consumers.get_mut(&of.consumer) {

@@ -77,7 +77,7 @@ pub(super) fn grant_own(d: &mut Deciding<'_>, a: &Asked<'_>, map: &Map, rank: u3
             return;
         }
         let window = a.pass.windows.get(&id);
-        let holder = window.and_then(|w| w.worker.as_ref());
+        let holder = window.and_then(|w| w.worker.as_ref()).filter(|h| !d.volatile.is_draining(h));
         if holder.is_some_and(|h| *h != a.stream.worker) {
             // Another worker has it, and another stream of the rank. What this one has of later windows may go on.
             others = true;
@@ -121,7 +121,8 @@ fn lease_up_to(d: &mut Deciding<'_>, a: &Asked<'_>, id: WindowId) -> Option<Atte
         return Some(window.attempt);
     }
     let open = |w: &&Window| w.pending() > 0 || w.counts().open() > 0;
-    let holders: BTreeSet<&WorkerName> = a.pass.windows.values().filter(open).filter_map(|w| w.worker.as_ref()).collect();
+    let holders = a.pass.windows.values().filter(open).filter_map(|w| w.worker.as_ref());
+    let holders: BTreeSet<&WorkerName> = holders.filter(|h| !d.volatile.is_draining(h)).collect();
     if holders.len() >= d.volatile.map_workers() && !holders.contains(&a.stream.worker) {
         d.reply(Reply::Granted(Granted::Drain));
         return None;
@@ -140,7 +141,7 @@ pub(super) fn grant_tail(d: &mut Deciding<'_>, a: &Asked<'_>) -> bool {
     let Some(map) = &a.pass.map else { return false };
     let Some(batch) = tail(a.pass, map, a.pass.end.unwrap_or(u64::MAX)).next() else { return false };
     let (id, at) = a.pass.place(BatchId(batch));
-    let holder = a.pass.windows.get(&id).and_then(|w| w.worker.as_ref());
+    let holder = a.pass.windows.get(&id).and_then(|w| w.worker.as_ref()).filter(|h| !d.volatile.is_draining(h));
     if holder.is_none_or(|h| *h == a.stream.worker)
         && let Some(attempt) = lease_up_to(d, a, id)
     {

@@ -1,5 +1,7 @@
 //! Which batches a stream gets, and what becomes of them.
 
+use std::collections::BTreeSet;
+
 use super::decide::Deciding;
 use super::decide_equal;
 use super::decide_jobs::{check_member, find};
@@ -111,7 +113,7 @@ pub(super) fn grant_any(d: &mut Deciding<'_>, a: &Asked<'_>, block: u64) {
     if block == 0 {
         return;
     }
-    let Some((window, lease)) = find_window(a.pass, &a.stream.worker) else { return };
+    let Some((window, lease)) = find_window(d, a) else { return };
     let size = a.pass.window_size(window);
     let limit = u32::try_from(block).unwrap_or(u32::MAX);
     let open = a.pass.windows.get(&window);
@@ -178,18 +180,34 @@ fn reserved(d: &Deciding<'_>, job: &Job, pass: PassId, stream: &Stream) -> u64 {
     job.consumers.values().filter(|c| c.fed != Some(pass)).count() as u64
 }
 
-/// A window with pending batches for a worker: one that it holds, else one that nobody holds, with the attempt of its new lease.
-fn find_window(pass: &Pass, worker: &WorkerName) -> Option<(WindowId, Option<Attempt>)> {
-    let mut free = None;
-    for id in pass.available.iter().copied() {
-        let Some(window) = pass.windows.get(&id) else { continue };
+/// A window with pending batches for the stream's worker: one that it holds, else one that nobody holds who will go on, with the attempt of its
+/// new lease.
+fn find_window(d: &Deciding<'_>, a: &Asked<'_>) -> Option<(WindowId, Option<Attempt>)> {
+    let (mut free, mut held) = (None, false);
+    for id in a.pass.available.iter().copied() {
+        let Some(window) = a.pass.windows.get(&id) else { continue };
+        let again = Some((id, Some(Attempt(window.attempt.0 + 1))));
         match &window.worker {
-            Some(holder) if holder == worker => return Some((id, None)),
-            None if id < pass.next_window && free.is_none() => free = Some((id, Some(Attempt(window.attempt.0 + 1)))),
-            _ => {}
+            Some(holder) if *holder == a.stream.worker => return Some((id, None)),
+            _ if id >= a.pass.next_window || free.is_some() => {}
+            Some(holder) if !d.volatile.is_draining(holder) => held = true,
+            _ => free = again,
         }
     }
-    free.or_else(|| pass.next_fresh(pass.next_window).map(|next| (next, Some(Attempt(0)))))
+    let fresh = || a.pass.next_fresh(a.pass.next_window).map(|next| (next, Some(Attempt(0))));
+    free.or_else(fresh).or_else(|| if held { forsaken(a) } else { None })
+}
+
+/// A window whose holder has no stream left that would take its batches: its consumers went elsewhere, or have what they may have.
+fn forsaken(a: &Asked<'_>) -> Option<(WindowId, Option<Attempt>)> {
+    let wants = |s: &&Stream| {
+        let share = s.rank.and_then(|r| a.pass.ranks.get(r as usize));
+        s.open && !share.is_some_and(|share| a.pass.end.is_some_and(|end| share.given >= end))
+    };
+    let served: BTreeSet<&WorkerName> = a.job.streams.values().filter(wants).map(|s| &s.worker).collect();
+    let windows = a.pass.available.iter().filter_map(|id| Some((*id, a.pass.windows.get(id)?)));
+    let mut left = windows.filter(|(_, w)| w.worker.as_ref().is_none_or(|h| !served.contains(h)));
+    left.next().map(|(id, w)| (id, Some(Attempt(w.attempt.0 + 1))))
 }
 
 pub(super) fn sent(d: &mut Deciding<'_>, name: JobName, id: StreamId, pass_id: PassId, mut batches: Vec<(BatchId, u64)>) -> Result<()> {

@@ -314,7 +314,7 @@ pub fn job_workers(state: &State, volatile: &Volatile, name: &JobName) -> Vec<Wo
         return live.cloned().collect();
     }
     let open = job.passes.values().flat_map(|p| p.windows.values()).filter(|w| w.pending() > 0 || w.counts().open() > 0);
-    let mut chosen: Vec<WorkerName> = open.filter_map(|w| w.worker.clone()).collect();
+    let mut chosen: Vec<WorkerName> = open.filter_map(|w| w.worker.clone()).filter(|w| !volatile.is_draining(w)).collect();
     chosen.sort_unstable();
     chosen.dedup();
     for worker in live {
