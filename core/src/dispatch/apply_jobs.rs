@@ -205,9 +205,11 @@ fn forget_pass(job: &mut Job, id: PassId) {
     }
 }
 
-/// Closed streams stay while a visit in the state names them.
+/// Closed streams stay while a visit or a repetition in the state names them.
 fn forget_streams(job: &mut Job) {
     let windows = job.passes.values().flat_map(|p| p.windows.values());
-    let named: BTreeSet<StreamId> = windows.flat_map(|w| w.spans.iter().filter_map(|s| s.stream)).collect();
+    let visits = windows.flat_map(|w| w.spans.iter().filter_map(|s| s.stream));
+    let pads = job.passes.values().flat_map(|p| &p.pads).map(|p| p.stream);
+    let named: BTreeSet<StreamId> = visits.chain(pads).collect();
     job.streams.retain(|id, stream| stream.open || named.contains(id));
 }

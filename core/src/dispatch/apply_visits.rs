@@ -51,13 +51,16 @@ pub(super) fn acknowledged(job: &mut Job, pass: PassId, consumer: &ConsumerName,
     let Some(pass) = job.passes.get_mut(&pass) else { return };
     for (batch, digest) in batches {
         let (id, at) = pass.place(*batch);
-        let stream =
-            pass.windows.get(&id).and_then(|w| w.spans.get(at)).filter(|s| s.state != VisitState::Acknowledged).and_then(|s| s.stream);
-        if stream.and_then(|s| job.streams.get(&s)).is_none_or(|s| s.consumer != *consumer) {
-            let mine = |p: &&mut Pad| job.streams.get(&p.stream).is_some_and(|s| s.consumer == *consumer);
-            if let Some(pad) = pass.pads.iter_mut().filter(mine).find(|p| p.batch == *batch && !p.acknowledged) {
-                pad.acknowledged = true;
-            }
+        let its = |stream: StreamId| job.streams.get(&stream).is_some_and(|s| s.consumer == *consumer);
+        let state = pass.visit(*batch).filter(|s| s.stream.is_some_and(its)).map(|s| s.state);
+        let held = matches!(state, Some(VisitState::Granted | VisitState::Sent));
+        // A batch that was lost and is repeated now: it is the repetition that was taken.
+        let padding = pass.pads.iter_mut().find(|p| !held && p.batch == *batch && !p.acknowledged && its(p.stream));
+        if let Some(padding) = padding {
+            padding.acknowledged = true;
+            continue;
+        }
+        if !held && state != Some(VisitState::Lost) {
             continue;
         }
         pass.change(&mut job.streams, id, |window, tally| {

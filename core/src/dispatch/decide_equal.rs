@@ -18,7 +18,9 @@ pub(super) fn is_over(job: &Job, pass: &Pass) -> bool {
     let Some(end) = pass.end else {
         return pass.pending() == 0 && (!redelivers || pass.counts.open() == 0);
     };
-    if !ranks(job, pass).iter().all(|rank| given(pass, *rank) >= end) {
+    // Whoever was told its end is not called back.
+    let told = |rank: u32| job.consumers.values().any(|c| c.rank == Some(rank) && c.at > job.ended);
+    if !ranks(job, pass).iter().all(|rank| given(pass, *rank) >= end || told(*rank)) {
         return false;
     }
     if redelivers {

@@ -31,7 +31,7 @@ pub(super) fn open_job(
         return Err(Error::bad_input(format!("rank {rank} is not below the world size {size} of job `{name}`")));
     }
     match d.state.jobs.get(&name) {
-        Some(Job { phase: JobPhase::Ended { end: JobEnd::Restored, .. }, .. }) => {
+        Some(Job { phase: JobPhase::Ended { end: JobEnd::Restored, .. }, .. }) if !consumer.restart => {
             d.reply(Reply::Again);
             Ok(())
         }

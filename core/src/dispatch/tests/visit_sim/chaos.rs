@@ -41,13 +41,21 @@ impl Sim {
         for slot in 0..self.settings.world_size.unwrap_or(2) {
             if !self.clients.iter().any(|c| c.alive && c.slot == slot) {
                 let at = self.now + self.rng.below(5_000);
-                self.net.at(at, Msg::Spawn { slot, restore: None });
+                let restore = self.due_restore();
+                self.net.at(at, Msg::Spawn { slot, restore });
             }
         }
         // Whoever waits for a commit waits for those who came after it.
         self.next_wave();
         self.net.at(self.now + 5_000, Msg::Chaos);
         self.check_fold();
+    }
+
+    /// The restore that was begun and that the job does not know of.
+    pub(super) fn due_restore(&self) -> Option<Restoring> {
+        let leader = self.leaders.iter().rfind(|l| l.alive)?;
+        let now = leader.state.jobs.get(&self.settings.job).and_then(|j| j.restored.as_ref()).and_then(|r| r.attempt.clone());
+        self.last_restore.clone().filter(|r| r.attempt != now)
     }
 
     /// The trainers are asked to commit.
@@ -102,6 +110,8 @@ impl Sim {
         self.servers[index].leaving = true;
         let worker = self.servers[index].name.clone();
         self.call(super::net::Peer::Beat, Event::DrainWorker { worker });
+        // A worker that leaves waits for its streams, and then goes.
+        self.net.at(self.now + TERM, Msg::Gone { server: index });
     }
 
     fn a_client(&mut self) -> Option<usize> {
@@ -112,10 +122,10 @@ impl Sim {
     fn client_crash(&mut self) {
         let Some(index) = self.a_client() else { return };
         self.fault("a consumer died");
-        let slot = self.clients[index].slot;
+        let (slot, restore) = (self.clients[index].slot, self.due_restore());
         self.kill_client(index);
         let at = self.now + 500 + self.rng.below(2 * TERM);
-        self.net.at(at, Msg::Spawn { slot, restore: None });
+        self.net.at(at, Msg::Spawn { slot, restore });
     }
 
     fn client_sleeps(&mut self) {
@@ -141,6 +151,7 @@ impl Sim {
         let older = usize::try_from(self.rng.below(self.tokens.len() as u64)).unwrap();
         let token = if self.chance(70) { newest } else { self.tokens[older] };
         let attempt = Some(format!("restore {}", self.restores));
+        self.last_restore = Some(Restoring { token, attempt: attempt.clone() });
         for index in 0..self.clients.len() {
             if self.clients[index].alive && self.chance(75) {
                 self.kill_client(index);

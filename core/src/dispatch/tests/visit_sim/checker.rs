@@ -324,7 +324,7 @@ impl Checker {
                 }
                 if uneven.is_none() {
                     for (name, upto) in std::mem::take(&mut self.called) {
-                        self.count(&name, upto, None);
+                        self.count(sim, &name, upto, None);
                     }
                     self.records.insert((self.incarnation, *commit), self.lineage.clone());
                     if let Some(next) = next {
@@ -335,7 +335,7 @@ impl Checker {
             }
             Change::PassEnded { pass, .. } => {
                 for name in self.members.keys().cloned().collect::<Vec<_>>() {
-                    self.count(&name, usize::MAX, Some(*pass));
+                    self.count(sim, &name, usize::MAX, Some(*pass));
                 }
             }
             Change::JobEnded { end, .. } => {
@@ -353,8 +353,10 @@ impl Checker {
     }
 
     /// A consumer's work up to there counts from now on.
-    fn count(&mut self, name: &ConsumerName, upto: usize, only: Option<PassId>) {
-        let Some(work) = self.members.get(name).and_then(|s| self.work.get_mut(s)) else { return };
+    fn count(&mut self, sim: &Sim, name: &ConsumerName, upto: usize, only: Option<PassId>) {
+        // A plain consumer never says what it took: a checkpoint can't hold it.
+        let plain = self.members.get(name).is_some_and(|s| sim.processes[s].plain);
+        let Some(work) = self.members.get(name).and_then(|s| self.work.get_mut(s)).filter(|_| !plain) else { return };
         let upto = upto.min(work.yields.len());
         for index in 0..upto {
             let (pass, batch) = work.yields[index];

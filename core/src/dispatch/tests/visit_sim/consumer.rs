@@ -190,7 +190,8 @@ impl Sim {
         self.kill_client(client);
         if !stale {
             let at = self.now + 500 + self.rng.below(3_000);
-            self.net.at(at, Msg::Spawn { slot, restore: None });
+            let restore = self.due_restore();
+            self.net.at(at, Msg::Spawn { slot, restore });
         }
     }
 

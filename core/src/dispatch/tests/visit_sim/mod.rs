@@ -97,6 +97,7 @@ struct Sim {
     processes: BTreeMap<Session, Process>,
     tokens: Vec<Token>,
     restores: u32,
+    last_restore: Option<net::Restoring>,
     /// The commit that trainers are asked to make, and for ranks the step at which.
     wave: u64,
     wave_step: u64,
@@ -131,6 +132,7 @@ impl Sim {
             processes: BTreeMap::new(),
             tokens: Vec::new(),
             restores: 0,
+            last_restore: None,
             wave: 0,
             wave_step: 0,
             calm: false,
@@ -273,6 +275,7 @@ impl Sim {
             Msg::Step { client } => self.train(client),
             Msg::Look { client } => self.look(client),
             Msg::Spawn { slot, restore } => self.spawn(slot, restore),
+            Msg::Gone { server } => self.kill_server(server),
             Msg::Lead => self.start_leader(),
             Msg::Tick => {
                 self.tick();

@@ -54,6 +54,7 @@ pub(super) enum Msg {
     Step { client: usize },
     Look { client: usize },
     Spawn { slot: u32, restore: Option<Restoring> },
+    Gone { server: usize },
     Lead,
     Tick,
     Chaos,
