@@ -19,7 +19,6 @@ pub(super) fn granted(job: &mut Job, id: PassId, window: WindowId, stream: Strea
         // What lies behind the common end fills a slot.
         let behind = |at: &u32| pass.end.is_some_and(|end| map.step_of(pass.batch(window, *at).0) >= end);
         let filled = (from..to).filter(behind).count() as u64;
-        // It may have been given a later window while another worker has an earlier one.
         let next = next_own(pass, map, rank).map(|batch| pass.place(BatchId(batch)).0);
         if let Some(share) = pass.ranks.get_mut(rank as usize) {
             share.filled += filled;

@@ -169,6 +169,10 @@ fn position(job: &Job) -> Result<(u32, Option<u64>), String> {
     for (rank, next) in stands {
         // Whoever has no batch of this step stands behind its last.
         let own = map.next_of(rank, map.batch_at(step)).filter(|b| *b < end);
+        let ahead = next.and_then(|n| taken_behind(pass, map, rank, n));
+        if let Some(taken) = ahead {
+            return Err(format!("rank {rank} took batch {taken} before batch {}", next.unwrap_or_default()));
+        }
         if next != own {
             let at = next.map_or_else(|| "its end".to_owned(), |b| format!("step {}", map.step_of(b)));
             return Err(format!("rank {rank} is at {at}, others at step {step}"));
@@ -197,6 +201,15 @@ fn next_not_passed(job: &Job, pass: &Pass, map: &Map, rank: u32) -> Option<u64> 
         batch = map.next_of(rank, b + 1);
     }
     None
+}
+
+/// A batch of the rank that was taken although `next` was not.
+fn taken_behind(pass: &Pass, map: &Map, rank: u32, next: u64) -> Option<u64> {
+    let first = pass.place(BatchId(next)).0;
+    let windows = pass.windows.range(first..).filter(|(_, w)| w.counts().acknowledged > 0);
+    let taken = windows.flat_map(|(id, w)| w.spans.iter().map(move |s| (id, s))).filter(|(_, s)| s.state == VisitState::Acknowledged);
+    let mut batches = taken.flat_map(|(id, s)| (s.from..s.to).map(|at| pass.batch(*id, at).0));
+    batches.find(|b| *b > next && map.rank_of(*b) == Some(rank))
 }
 
 pub(super) fn restore(

@@ -67,7 +67,7 @@ pub(super) fn next(d: &mut Deciding<'_>, a: &Asked<'_>, rank: u32) -> Result<()>
         return Ok(());
     }
     match (&a.pass.map, own) {
-        (Some(map), Some(_)) => decide_fixed::grant_own(d, a, map, rank, left.min(a.most)),
+        (Some(map), Some(batch)) => decide_fixed::grant_own(d, a, map, batch, left.min(a.most)),
         (Some(_), None) => {
             if !decide_fixed::grant_tail(d, a) {
                 pad(d, a, rank, has);

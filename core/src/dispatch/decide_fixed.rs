@@ -11,14 +11,10 @@ use crate::ids::{Attempt, BatchId, WindowId, WorkerName};
 
 /// The rank's first batch that is pending, before the common end.
 pub(super) fn next_own(pass: &Pass, map: &Map, rank: u32) -> Option<u64> {
-    next_own_from(pass, map, rank, pass.first)
-}
-
-fn next_own_from(pass: &Pass, map: &Map, rank: u32, from: u64) -> Option<u64> {
     let per = pass.batches_per_window();
     let cursor = pass.ranks.get(rank as usize).map_or(0, |s| s.cursor.0);
     let end = own_end(pass, map);
-    let mut batch = map.next_of(rank, from.max(cursor * per))?;
+    let mut batch = map.next_of(rank, pass.first.max(cursor * per))?;
     while batch < end {
         if let Some(found) = first_pending(pass, map, rank, batch) {
             return Some(found).filter(|b| *b < end);
@@ -65,32 +61,20 @@ fn class_end(pass: &Pass, id: WindowId, batch: u64) -> u32 {
     u32::try_from(to).unwrap_or(u32::MAX)
 }
 
-/// Grants the rank's next batches, in order, as far as the stream's worker has their window and their steps are open.
-pub(super) fn grant_own(d: &mut Deciding<'_>, a: &Asked<'_>, map: &Map, rank: u32, most: u64) {
+/// Grants the rank's next batches, in order, if the stream's worker has their window and their steps are open.
+pub(super) fn grant_own(d: &mut Deciding<'_>, a: &Asked<'_>, map: &Map, batch: u64, most: u64) {
     let most = if a.stream.acks { most.min(room_of(a.job, a.pass, a.stream)) } else { most };
-    let mut from = a.pass.first;
-    let mut others = false;
-    while let Some(batch) = next_own_from(a.pass, map, rank, from).filter(|_| most > 0) {
-        let open = steps_open(a.pass, map, batch).min(most);
-        let (id, at) = a.pass.place(BatchId(batch));
-        if open == 0 {
-            return;
-        }
-        let window = a.pass.windows.get(&id);
-        let holder = window.and_then(|w| w.worker.as_ref()).filter(|h| !d.volatile.is_draining(h));
-        if holder.is_some_and(|h| *h != a.stream.worker) {
-            // Another worker has it, and another stream of the rank. What this one has of later windows may go on.
-            others = true;
-        } else if holder.is_some() || !others {
-            let every = map.world();
-            let to = if map.is_single() { run_end(a.pass, map, id, (batch, at), open) } else { at + 1 };
-            let last = a.pass.batch(id, to - 1).0;
-            if let Some(attempt) = lease_up_to(d, a, id) {
-                d.grant(a, (id, attempt), (at, to), batch..last + 1, every);
-            }
-            return;
-        }
-        from = (id.0 + 1) * a.pass.batches_per_window();
+    let open = steps_open(a.pass, map, batch).min(most);
+    let (id, at) = a.pass.place(BatchId(batch));
+    let holder = a.pass.windows.get(&id).and_then(|w| w.worker.as_ref()).filter(|h| !d.volatile.is_draining(h));
+    // Where another worker has the window, another stream of the rank gets its batches: going on here would change their order.
+    if open == 0 || holder.is_some_and(|h| *h != a.stream.worker) {
+        return;
+    }
+    let to = if map.is_single() { run_end(a.pass, map, id, (batch, at), open) } else { at + 1 };
+    let last = a.pass.batch(id, to - 1).0;
+    if let Some(attempt) = lease_up_to(d, a, id) {
+        d.grant(a, (id, attempt), (at, to), batch..last + 1, map.world());
     }
 }
 

@@ -380,6 +380,9 @@ impl Sim {
                 }
             }
             Err(error) => {
+                if error.kind == Kind::BadInput && self.bug.is_none() {
+                    self.print_history();
+                }
                 assert!(error.kind != Kind::BadInput || self.bug.is_some(), "an honest acknowledgement was refused: {error}");
                 self.refused(client, &error);
             }
