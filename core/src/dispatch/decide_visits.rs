@@ -271,11 +271,15 @@ pub(super) fn acknowledgeable(
         }
         let its = |stream: StreamId| job.streams.get(&stream).is_some_and(|s| s.consumer == *consumer);
         let span = pass.visit(batch).filter(|s| s.stream.is_some_and(its));
-        let padding = pass.pads.iter().find(|p| p.batch == batch && its(p.stream));
-        match (span, padding) {
-            (Some(span), _) if span.state != VisitState::Acknowledged => taken.push((batch, digest)),
-            (_, Some(padding)) if !padding.acknowledged => taken.push((batch, digest)),
-            (Some(_), _) | (_, Some(_)) => {}
+        let mut repeated = pass.pads.iter().filter(|p| p.batch == batch && its(p.stream)).peekable();
+        match span {
+            Some(span) if span.state != VisitState::Acknowledged => taken.push((batch, digest)),
+            _ if repeated.peek().is_some() => {
+                if repeated.any(|p| !p.acknowledged) {
+                    taken.push((batch, digest));
+                }
+            }
+            Some(_) => {}
             // It is in the ledger, or went back and may be another's by now: too late to count.
             _ if pass.is_in_ledger(pass.place(batch).0) || job.settings.redelivers() => {}
             _ => return Err(never_granted(name, pass_id, batch, consumer)),

@@ -54,7 +54,8 @@ impl Sim {
         let decided = decide(bent.as_ref().unwrap_or(&leader.state), &mut leader.volatile, now, event);
         let mut decision = match decided {
             Ok(decision) => decision,
-            Err(error) => return Some(Err(error)),
+            // A refusal is an answer too: a shell gives none before it knows that it still leads.
+            Err(error) => return self.append(index, &[]).then_some(Err(error)),
         };
         self.bend(index, &mut decision);
         let early = self.bug == Some(Bug::AnswerBeforeWrite);
@@ -85,10 +86,10 @@ impl Sim {
 
     /// Writes to the journal: an older fence is refused, a failed write may have taken effect.
     fn append(&mut self, index: usize, entries: &[Entry]) -> bool {
-        if entries.is_empty() {
+        let fenced = self.leaders[index].fence < self.journal.fence;
+        if entries.is_empty() && !fenced {
             return true;
         }
-        let fenced = self.leaders[index].fence < self.journal.fence;
         if fenced && self.bug != Some(Bug::NoFence) {
             self.leaders[index].alive = false;
             return false;
