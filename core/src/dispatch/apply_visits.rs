@@ -242,7 +242,7 @@ pub(super) fn worker_gone(job: &mut Job, worker: &WorkerName, at_ms: i64) {
 
 /// The end of a pass is a commit by all: whatever was acknowledged of it stays so. What is left behind a common end is dropped.
 pub(super) fn pass_ended(job: &mut Job, id: PassId, at_ms: i64) {
-    let Some(pass) = job.passes.get_mut(&id) else { return };
+    let Some(pass) = job.passes.get_mut(&id).filter(|p| !p.ended) else { return };
     pass.ended = true;
     job.ended += 1;
     if pass.end.is_some() {

@@ -160,10 +160,10 @@ fn position(job: &Job) -> Result<(u32, Option<u64>), String> {
         let next = if consumer.is_some_and(|c| c.at > here) { None } else { next_not_passed(job, pass, map, *rank) };
         stands.push((*rank, next));
     }
-    let Some(least) = stands.iter().filter_map(|(_, next)| *next).min() else { return Ok((here + 1, None)) };
     if ahead {
         return Err("some ranks have begun the next pass".to_owned());
     }
+    let Some(least) = stands.iter().filter_map(|(_, next)| *next).min() else { return Ok((here + 1, None)) };
     let step = map.step_of(least);
     let end = pass.end.map_or(pass.deliverable, |end| map.batch_at(end).min(pass.deliverable));
     for (rank, next) in stands {

@@ -282,6 +282,8 @@ pub(super) fn acknowledgeable(
             Some(_) => {}
             // It is in the ledger, or went back and may be another's by now: too late to count.
             _ if pass.is_in_ledger(pass.place(batch).0) || job.settings.redelivers() => {}
+            // It was repeated, and the pass is over: nobody remembers repetitions.
+            _ if pass.ended && pass.end.is_some() => {}
             _ => return Err(never_granted(name, pass_id, batch, consumer)),
         }
     }

@@ -164,9 +164,9 @@ impl JobSettings {
     }
 
     /// What was granted on a stream that is gone stays its consumer's until it says what it received: it must not be given to two, or counted as
-    /// a step and filled.
+    /// a step that was made.
     pub fn awaits_reports(&self) -> bool {
-        self.visitation == Visitation::ExactlyOnce || self.steps == Steps::Equal
+        self.visitation == Visitation::ExactlyOnce || self.is_ranked()
     }
 
     /// The error for a consumer whose settings differ from the job's.

@@ -51,11 +51,9 @@ impl Sim {
         self.check_fold();
     }
 
-    /// The restore that was begun and that the job does not know of.
+    /// A trainer that starts again goes on from the checkpoint that it was given last.
     pub(super) fn due_restore(&self) -> Option<Restoring> {
-        let leader = self.leaders.iter().rfind(|l| l.alive)?;
-        let now = leader.state.jobs.get(&self.settings.job).and_then(|j| j.restored.as_ref()).and_then(|r| r.attempt.clone());
-        self.last_restore.clone().filter(|r| r.attempt != now)
+        self.last_restore.clone()
     }
 
     /// The trainers are asked to commit.

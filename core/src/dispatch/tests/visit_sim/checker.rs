@@ -82,7 +82,7 @@ impl Sim {
                 Seen::Refused { session, call } => {
                     tokens.entry(*session).or_default().insert(*call, None);
                 }
-                Seen::Shipped { .. } | Seen::Fault(_) => {}
+                Seen::Shipped { .. } | Seen::Fault(_) | Seen::Failed(_) => {}
             }
         }
         self.steps_are_equal(&entries)?;
@@ -327,9 +327,7 @@ impl Checker {
                         self.count(sim, &name, upto, None);
                     }
                     self.records.insert((self.incarnation, *commit), self.lineage.clone());
-                    if let Some(next) = next {
-                        self.places.insert(Token::At { pass: PassId(*place), next: *next }, self.lineage.clone());
-                    }
+                    self.places.insert(Token::At { pass: PassId(*place), next: next.unwrap_or(0) }, self.lineage.clone());
                 }
                 self.called.clear();
             }

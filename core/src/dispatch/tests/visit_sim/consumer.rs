@@ -117,7 +117,10 @@ impl Sim {
                 self.clients[client].wave = self.wave;
                 self.again(call, 4_000);
             }
-            Err(_) => self.clients[client].alive = false,
+            Err(error) => {
+                self.seen.push(Seen::Failed(error.to_string()));
+                self.clients[client].alive = false;
+            }
         }
     }
 
@@ -187,6 +190,7 @@ impl Sim {
         let slot = self.clients[client].slot;
         let stale =
             error.message.contains("incarnation") || error.message.contains("another process") || error.message.contains("finished");
+        self.seen.push(Seen::Failed(error.to_string()));
         self.kill_client(client);
         if !stale {
             let at = self.now + 500 + self.rng.below(3_000);

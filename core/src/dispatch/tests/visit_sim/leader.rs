@@ -79,6 +79,9 @@ impl Sim {
         apply(&mut self.leaders[index].state, entry);
         if let Some(before) = before {
             let after = &self.leaders[index].state;
+            if check(after).is_err() {
+                self.print_history();
+            }
             check(after).unwrap_or_else(|v| panic!("{v} after {entry:?}"));
             check_step(&before, after).unwrap_or_else(|v| panic!("{v} by {entry:?}"));
         }
@@ -91,7 +94,7 @@ impl Sim {
             return true;
         }
         if fenced && self.bug != Some(Bug::NoFence) {
-            self.leaders[index].alive = false;
+            self.leader_dies(index);
             return false;
         }
         self.bug_hits += u32::from(fenced);
@@ -154,7 +157,9 @@ impl Sim {
                 return;
             }
             let before = self.journal.entries.len();
-            let _ = self.decide(index, Event::Tick);
+            if self.decide(index, Event::Tick).is_none() {
+                return;
+            }
             let parked = std::mem::take(&mut self.leaders[index].parked);
             for (since, call) in parked {
                 match self.decide(index, call.event.clone()) {

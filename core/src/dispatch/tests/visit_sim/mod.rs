@@ -63,6 +63,8 @@ enum Seen {
         call: u64,
     },
     Fault(&'static str),
+    /// A process gave up, and why: for whoever reads the history.
+    Failed(#[allow(dead_code)] String),
     /// How long the journal was then.
     Journal(usize),
 }
@@ -212,6 +214,9 @@ impl Sim {
             } else {
                 println!("    {seen:?}");
             }
+        }
+        for bytes in &self.journal.entries[read..] {
+            println!("unseen {}", String::from_utf8_lossy(bytes));
         }
     }
 
