@@ -5,7 +5,7 @@ use super::decide::Deciding;
 use super::decide_jobs::{check_member, find, join, over};
 use super::decide_visits::acknowledgeable;
 use super::entry::{Change, JobEnd};
-use super::event::Reply;
+use super::event::{Reply, Taken};
 use super::job_state::{Consumer, Job, JobPhase};
 use super::map::Map;
 use super::pass_state::Pass;
@@ -16,9 +16,6 @@ use super::state::StreamId;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{BatchId, ConsumerName, Incarnation, JobName, PassId};
 use crate::job::{ConsumerSettings, JobSettings};
-
-/// Batches with the digests that the reporter knows.
-type Taken = Vec<(PassId, Vec<(BatchId, Option<u64>)>)>;
 
 pub(super) fn report(
     d: &mut Deciding<'_>,

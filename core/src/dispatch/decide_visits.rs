@@ -202,7 +202,7 @@ fn find_window(d: &Deciding<'_>, a: &Asked<'_>) -> Option<(WindowId, Option<Atte
 fn forsaken(a: &Asked<'_>) -> Option<(WindowId, Option<Attempt>)> {
     let wants = |s: &&Stream| {
         let share = s.rank.and_then(|r| a.pass.ranks.get(r as usize));
-        s.open && !share.is_some_and(|share| a.pass.end.is_some_and(|end| share.given >= end))
+        s.open && share.is_none_or(|share| a.pass.end.is_none_or(|end| share.given < end))
     };
     let served: BTreeSet<&WorkerName> = a.job.streams.values().filter(wants).map(|s| &s.worker).collect();
     let windows = a.pass.available.iter().filter_map(|id| Some((*id, a.pass.windows.get(id)?)));

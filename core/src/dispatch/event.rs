@@ -19,6 +19,9 @@ use crate::job::{ConsumerSettings, JobSettings};
 use crate::pipeline::PipelineSpec;
 use crate::shard::ShardMeta;
 
+/// Batches that a trainer took, with their digests where the reporter knows them.
+pub type Taken = Vec<(PassId, Vec<(BatchId, Option<u64>)>)>;
+
 /// What is asked of the dispatcher or reported to it.
 #[derive(Debug, Clone)]
 pub enum Event {
@@ -129,7 +132,7 @@ pub enum Event {
         incarnation: Incarnation,
         consumer: ConsumerName,
         call: u64,
-        taken: Vec<(PassId, Vec<(BatchId, Option<u64>)>)>,
+        taken: Taken,
     },
     /// Goes on from a checkpoint in a new incarnation. `attempt` is null, or named alike by all consumers that restore together.
     Restore {

@@ -53,7 +53,7 @@ pub use digests::Digests;
 pub use entry::{Change, ENTRY_VERSION, Entry, JobEnd};
 pub use event::{
     Action, CommitOutcome, CommitRequest, Decision, Event, Grant, Granted, OpenedJob, PassAnswer, Reply, RunProgress, RunRequest, RunState,
-    RunStatus, StoredDataset, TaskLease,
+    RunStatus, StoredDataset, Taken, TaskLease,
 };
 pub use invariants::{Violation, check, check_step};
 pub use job_state::{Consumer, Job, JobPhase, Stream};

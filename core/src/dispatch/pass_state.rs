@@ -187,6 +187,11 @@ impl Window {
     pub fn uncommitted(&self) -> u64 {
         self.uncommitted
     }
+
+    /// Bytes of memory behind it.
+    pub(super) fn memory(&self) -> usize {
+        self.spans.memory() + self.digests.memory() + self.worker.as_ref().map_or(0, |w| w.0.capacity())
+    }
 }
 
 /// One traversal, from the decision to start it until all of it is in the ledger.

@@ -165,7 +165,7 @@ impl Sim {
             (0..self.servers.len()).filter(|i| usable(&self.servers[*i]) && known.contains(&self.servers[*i].name)).collect();
         let up: Vec<usize> = self.clients[client].conns.iter().filter(|i| self.conns[**i].up).map(|i| self.conns[*i].server).collect();
         if !self.settings.is_fixed() {
-            let most = if self.clients[client].plain { 1 } else { 1 + usize::from(client % 3 == 0) };
+            let most = if self.clients[client].plain { 1 } else { 1 + usize::from(client.is_multiple_of(3)) };
             let by = client % to.len().max(1);
             to.rotate_left(by);
             to.truncate(most.saturating_sub(up.len()));
@@ -407,7 +407,7 @@ impl Sim {
         c.phase = Phase::Committing;
         c.wave = self.wave;
         c.calls += 1;
-        let mut taken: Vec<(PassId, Vec<(BatchId, Option<u64>)>)> = Vec::new();
+        let mut taken = Taken::new();
         for (pass, batch) in &c.taken {
             match taken.iter_mut().find(|(p, _)| p == pass) {
                 Some((_, batches)) => batches.push((BatchId(*batch), None)),

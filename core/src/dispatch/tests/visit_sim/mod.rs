@@ -13,7 +13,7 @@ mod net;
 mod tests;
 mod worker;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use super::super::*;
 use super::world::{TERM, dataset, job};
@@ -44,7 +44,6 @@ enum Seen {
     },
     /// A worker handed the batch to the transport.
     Shipped {
-        incarnation: Incarnation,
         pass: PassId,
         batch: u64,
     },
@@ -317,5 +316,3 @@ fn random_settings(rng: &mut Rng) -> JobSettings {
         ..JobSettings::new(job("j"), dataset("digits"))
     }
 }
-
-type Queue<T> = VecDeque<T>;

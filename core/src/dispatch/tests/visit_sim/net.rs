@@ -1,6 +1,5 @@
 //! Messages in flight, in virtual time.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::super::super::*;
@@ -62,18 +61,19 @@ pub(super) enum Msg {
 
 #[derive(Debug, Default)]
 pub(super) struct Net {
-    queue: BTreeMap<Reverse<(Reverse<u64>, Reverse<u64>)>, Msg>,
+    /// By the moment of arrival, then in the order they were sent.
+    queue: BTreeMap<(u64, u64), Msg>,
     next: u64,
 }
 
 impl Net {
     pub(super) fn at(&mut self, at: u64, msg: Msg) {
         self.next += 1;
-        self.queue.insert(Reverse((Reverse(at), Reverse(self.next))), msg);
+        self.queue.insert((at, self.next), msg);
     }
 
     pub(super) fn next(&mut self) -> Option<(u64, Msg)> {
-        self.queue.pop_first().map(|(Reverse((Reverse(at), _)), msg)| (at, msg))
+        self.queue.pop_first().map(|((at, _), msg)| (at, msg))
     }
 
     fn id(&mut self) -> u64 {

@@ -1,9 +1,11 @@
 //! Workers, and the streams on them.
 
+use std::collections::VecDeque;
+
 use super::super::super::*;
 use super::consumer::Item;
 use super::net::{Msg, Peer};
-use super::{Queue, Seen, Sim};
+use super::{Seen, Sim};
 use crate::error::Result;
 use crate::ids::*;
 
@@ -23,7 +25,6 @@ pub(super) struct Server {
 pub(super) struct Conn {
     pub client: usize,
     pub server: usize,
-    pub incarnation: Incarnation,
     pub stream: Option<StreamId>,
     /// Neither side has given it up.
     pub up: bool,
@@ -35,7 +36,7 @@ pub(super) struct Conn {
     reports: u32,
     asking: bool,
     pub credits: u32,
-    queue: Queue<Item>,
+    queue: VecDeque<Item>,
     /// The last message arrives then: a stream keeps its order.
     last_at: u64,
 }
@@ -73,7 +74,6 @@ impl Sim {
         let conn = Conn {
             client,
             server,
-            incarnation: c.incarnation,
             stream: None,
             up: true,
             deaf: false,
@@ -82,7 +82,7 @@ impl Sim {
             reports: 0,
             asking: false,
             credits: CREDITS,
-            queue: Queue::new(),
+            queue: VecDeque::new(),
             last_at: 0,
         };
         self.conns.push(conn);
@@ -133,7 +133,7 @@ impl Sim {
         let conn = &self.conns[index];
         let stream = conn.stream.unwrap();
         if !item.padding {
-            self.seen.push(Seen::Shipped { incarnation: conn.incarnation, pass: item.pass, batch: item.batch });
+            self.seen.push(Seen::Shipped { pass: item.pass, batch: item.batch });
             let batches = vec![(BatchId(item.batch), item.batch + 1)];
             let event = Event::Sent { job: self.settings.job.clone(), stream, pass: item.pass, batches };
             self.conns[index].reports += 1;
