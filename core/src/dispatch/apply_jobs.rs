@@ -75,8 +75,12 @@ fn apply_membership(job: &mut Job, change: &Change, at_ms: i64) -> bool {
             forget_streams(job);
         }
         Change::ConsumerAdvanced { consumer, at, .. } => {
-            if let Some(consumer) = job.consumers.get_mut(consumer) {
-                consumer.at = *at;
+            let Some(consumer) = job.consumers.get_mut(consumer) else { return true };
+            let (rank, over) = (consumer.rank, consumer.at);
+            consumer.at = *at;
+            let pass = job.pass_at(over).and_then(|id| job.passes.get_mut(&id));
+            if let Some(share) = rank.zip(pass).and_then(|(rank, pass)| pass.ranks.get_mut(rank as usize)) {
+                share.told = true;
             }
         }
         Change::RankDropped { rank, from, end, .. } => apply_visits::rank_dropped(job, *rank, *from, *end, at_ms),

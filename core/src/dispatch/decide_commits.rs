@@ -2,6 +2,7 @@
 
 use super::commit_state::{CommitRecord, CommittedPass, Restored, Token};
 use super::decide::Deciding;
+use super::decide_equal;
 use super::decide_jobs::{check_member, find, join, over};
 use super::decide_visits::acknowledgeable;
 use super::entry::{Change, JobEnd};
@@ -160,7 +161,9 @@ fn position(job: &Job) -> Result<(u32, Option<u64>), String> {
     if ahead {
         return Err("some ranks have begun the next pass".to_owned());
     }
-    let Some(least) = stands.iter().filter_map(|(_, next)| *next).min() else { return Ok((here + 1, None)) };
+    let Some(least) = stands.iter().filter_map(|(_, next)| *next).min() else {
+        return if decide_equal::is_over(job, pass) { Ok((here + 1, None)) } else { Err("the pass is not over for everyone".to_owned()) };
+    };
     let step = map.step_of(least);
     let end = pass.end.map_or(pass.deliverable, |end| map.batch_at(end).min(pass.deliverable));
     for (rank, next) in stands {

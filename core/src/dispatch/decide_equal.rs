@@ -19,7 +19,7 @@ pub(super) fn is_over(job: &Job, pass: &Pass) -> bool {
         return pass.pending() == 0 && (!redelivers || pass.counts.open() == 0);
     };
     // Whoever was told its end is not called back.
-    let told = |rank: u32| job.consumers.values().any(|c| c.rank == Some(rank) && c.at > job.ended);
+    let told = |rank: u32| pass.ranks.get(rank as usize).is_some_and(|s| s.told);
     if !ranks(job, pass).iter().all(|rank| given(pass, *rank) >= end || told(*rank)) {
         return false;
     }

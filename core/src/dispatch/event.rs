@@ -126,7 +126,8 @@ pub enum Event {
         streams: Option<Vec<StreamId>>,
         received: Vec<(PassId, Vec<BatchId>)>,
     },
-    /// The consumer's `call`-th call of `commit()` or `state_dict()`, from 1. `taken`: what it took and was not told to be durable.
+    /// The consumer's `call`-th call of `commit()` or `state_dict()`, from 1. `taken`: what it took and was not told to be durable. What it takes
+    /// after the call it acknowledges after the answer: the call may arrive late.
     Commit {
         job: JobName,
         incarnation: Incarnation,

@@ -256,6 +256,9 @@ pub struct RankShare {
     pub lost: u64,
     /// Batches from the pass's tail, and padding.
     pub filled: u64,
+    /// It was told that its pass is over: it is not called back.
+    #[serde(default)]
+    pub told: bool,
     /// No window below this has a pending batch of the rank.
     pub(super) cursor: WindowId,
 }

@@ -207,10 +207,10 @@ fn due_job(d: &mut Deciding<'_>, name: &JobName) {
         d.push(Change::JobEnded { job: name.clone(), end: JobEnd::Finished });
         return;
     }
-    if decide_commits::complete(d, job) {
+    if job.phase == JobPhase::Open && due_pass_end(d, name, job) {
         return;
     }
-    if job.phase == JobPhase::Open && due_pass_end(d, name, job) {
+    if decide_commits::complete(d, job) {
         return;
     }
     if job.phase == JobPhase::Open && d.volatile.wants_pass.contains(name) {

@@ -22,8 +22,6 @@ pub(super) enum Bug {
     AcknowledgedStays,
     /// A commit is complete with the first call.
     NoBarrier,
-    /// A commit holds what was acknowledged after a call.
-    LateMarks,
     /// The consumers before a restore are not fenced.
     OldIncarnation,
     /// A process that was replaced goes on under its name.
@@ -45,7 +43,7 @@ pub(super) enum Bug {
 }
 
 impl Bug {
-    pub(super) const ALL: [Self; 18] = [
+    pub(super) const ALL: [Self; 17] = [
         Self::NoFence,
         Self::AnswerBeforeWrite,
         Self::ReplayLosesTheLast,
@@ -54,7 +52,6 @@ impl Bug {
         Self::NoReport,
         Self::AcknowledgedStays,
         Self::NoBarrier,
-        Self::LateMarks,
         Self::OldIncarnation,
         Self::OldSession,
         Self::EndsEarly,
@@ -167,15 +164,9 @@ impl Sim {
         for entry in entries {
             let also = job.as_ref().map_or_else(Vec::new, |job| self.besides(bug, job, &entry.change));
             let at = |change: Change| Entry { change, ..entry.clone() };
-            let late = matches!(entry.change, Change::Committed { .. });
             let also: Vec<Entry> = also.into_iter().map(at).collect();
-            if late {
-                out.extend(also);
-                out.push(entry);
-            } else {
-                out.push(entry);
-                out.extend(also);
-            }
+            out.push(entry);
+            out.extend(also);
         }
         self.bug_hits += u32::from(out.len() != before);
         decision.entries = out;
@@ -200,13 +191,6 @@ impl Sim {
             }
             (Bug::NoBarrier, Change::CommitCalled { commit, .. }) if job.consumers.len() > 1 => {
                 vec![Change::Committed { job: name, commit: *commit, place: job.ended, next: None, uneven: None }]
-            }
-            (Bug::LateMarks, Change::Committed { commit, .. }) => {
-                let again = |(consumer, c): (&crate::ids::ConsumerName, &Consumer)| {
-                    let call = u64::try_from(i64::try_from(*commit).unwrap() - c.behind?).ok()?;
-                    Some(Change::CommitCalled { job: name.clone(), consumer: consumer.clone(), commit: *commit, call })
-                };
-                job.consumers.iter().filter_map(again).collect()
             }
             (Bug::EndsEarly, Change::Granted { pass, from, to, .. }) => {
                 let last = job.passes.get(pass).is_some_and(|p| p.pending() == u64::from(to - from) && !p.ended);

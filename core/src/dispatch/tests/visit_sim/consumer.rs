@@ -44,6 +44,8 @@ pub(super) struct Client {
     current: Option<Item>,
     /// Taken by the trainer, and not known to be durable.
     taken: Vec<(PassId, u64)>,
+    /// Of those, what waits for the answer to its call of `commit`.
+    late: Vec<(PassId, u64)>,
     /// When it sent the last call that was answered.
     renewed_at: u64,
     reports: u64,
@@ -80,6 +82,7 @@ impl Sim {
             buffer: Vec::new(),
             current: None,
             taken: Vec::new(),
+            late: Vec::new(),
             renewed_at: self.now,
             reports: 0,
             calls: 0,
@@ -224,6 +227,7 @@ impl Sim {
         if self.conns[conn].deaf || !self.clients[client].alive {
             return;
         }
+        self.conns[conn].told = !matches!(end, Granted::EndOfPass(_));
         match end {
             Granted::EndOfJob => self.clients[client].over = true,
             Granted::Drain => {
@@ -364,15 +368,25 @@ impl Sim {
             return;
         }
         c.taken.push((item.pass, item.batch));
+        if c.phase == Phase::Committing {
+            // After the call: acknowledged after the answer.
+            c.late.push((item.pass, item.batch));
+            return;
+        }
+        self.acknowledge(client, item.pass, item.batch);
+    }
+
+    fn acknowledge(&mut self, client: usize, pass: PassId, batch: u64) {
+        let c = &self.clients[client];
         let event = Event::Acknowledge {
             job: self.settings.job.clone(),
             incarnation: c.incarnation,
             consumer: c.name.clone(),
-            pass: item.pass,
-            batches: vec![(BatchId(item.batch), None)],
+            pass,
+            batches: vec![(BatchId(batch), None)],
         };
         let event = Event::OfSession { session: c.session, event: Box::new(event) };
-        self.call(Peer::Ack { client, batches: vec![(item.pass, item.batch)] }, event);
+        self.call(Peer::Ack { client, batches: vec![(pass, batch)] }, event);
     }
 
     pub(super) fn acked(&mut self, client: usize, sent_at: u64, batches: &[(PassId, u64)], result: Result<Reply>) {
@@ -442,7 +456,11 @@ impl Sim {
         let wave = self.wave;
         let c = &mut self.clients[client];
         (c.phase, c.renewed_at, c.wave) = (Phase::Running, c.renewed_at.max(call.sent_at), wave);
-        if c.rejoin_after {
+        let again = c.rejoin_after;
+        for (pass, batch) in std::mem::take(&mut c.late) {
+            self.acknowledge(client, pass, batch);
+        }
+        if again {
             self.report(client);
         }
     }
@@ -450,7 +468,7 @@ impl Sim {
     /// Told that the job is over, and everything taken is durable.
     fn may_leave(&mut self, client: usize) {
         let c = &self.clients[client];
-        let quiet = c.conns.iter().all(|i| !self.conns[*i].up || self.conns[*i].ended);
+        let quiet = c.conns.iter().all(|i| !self.conns[*i].up || self.conns[*i].told);
         if !c.over || !quiet || !c.taken.is_empty() || c.current.is_some() {
             return;
         }

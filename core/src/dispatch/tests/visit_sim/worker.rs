@@ -31,6 +31,8 @@ pub(super) struct Conn {
     /// The consumer has given it up, or was told that it broke: what still arrives is thrown away.
     pub deaf: bool,
     pub ended: bool,
+    /// The consumer has read its end.
+    pub told: bool,
     /// The clean end waits for the reports before it.
     pub closing: bool,
     reports: u32,
@@ -78,6 +80,7 @@ impl Sim {
             up: true,
             deaf: false,
             ended: false,
+            told: false,
             closing: false,
             reports: 0,
             asking: false,
