@@ -13,6 +13,8 @@ use crate::ids::{ConsumerName, PassId, WindowId};
 
 /// Passes of a fixed map whose shapes are remembered.
 const KEPT_SHAPES: usize = 128;
+/// Restores that a late call is known from.
+const KEPT_ATTEMPTS: usize = 128;
 
 pub(super) fn commit_called(job: &mut Job, name: &ConsumerName, commit: u64, call: u64) {
     let Some(consumer) = job.consumers.get_mut(name) else { return };
@@ -89,6 +91,10 @@ pub(super) fn forget_window(pass: &mut Pass, id: WindowId, window: &Window) {
 pub(super) fn restore(job: &mut Job, restored: &Restored, at_ms: i64) {
     (job.started, job.ended) = (restored.place, restored.place);
     job.restored = Some(Box::new(restored.clone()));
+    job.attempts.extend(restored.attempt.clone());
+    if job.attempts.len() > KEPT_ATTEMPTS {
+        job.attempts.remove(0);
+    }
     if let Some(done) = &restored.pass {
         match &done.shape {
             Some(shape) => {
@@ -108,7 +114,7 @@ pub(super) fn restore(job: &mut Job, restored: &Restored, at_ms: i64) {
 pub(super) fn inherit(job: &mut Job, before: &Job) {
     (job.next_ledger, job.ledger) = (before.next_ledger, before.ledger.clone());
     (job.commits, job.next_commit) = (before.commits.clone(), before.next_commit);
-    job.shapes = before.shapes.clone();
+    (job.shapes, job.attempts) = (before.shapes.clone(), before.attempts.clone());
 }
 
 pub(super) fn remember_shape(job: &mut Job, id: PassId) {

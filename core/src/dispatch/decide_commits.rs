@@ -205,11 +205,18 @@ fn next_not_passed(job: &Job, pass: &Pass, map: &Map, rank: u32) -> Option<u64> 
 
 /// A batch of the rank that was taken although `next` was not.
 fn taken_behind(pass: &Pass, map: &Map, rank: u32, next: u64) -> Option<u64> {
-    let first = pass.place(BatchId(next)).0;
-    let windows = pass.windows.range(first..).filter(|(_, w)| w.counts().acknowledged > 0);
-    let taken = windows.flat_map(|(id, w)| w.spans.iter().map(move |s| (id, s))).filter(|(_, s)| s.state == VisitState::Acknowledged);
-    let mut batches = taken.flat_map(|(id, s)| (s.from..s.to).map(|at| pass.batch(*id, at).0));
-    batches.find(|b| *b > next && map.rank_of(*b) == Some(rank))
+    let mut batch = map.next_of(rank, next + 1);
+    while let Some(b) = batch.filter(|b| *b < pass.deliverable && pass.place(BatchId(*b)).0 < pass.next_window) {
+        let taken = match pass.visit(BatchId(b)) {
+            Some(span) => span.state == VisitState::Acknowledged,
+            None => pass.is_in_ledger(pass.place(BatchId(b)).0),
+        };
+        if taken {
+            return Some(b);
+        }
+        batch = map.next_of(rank, b + 1);
+    }
+    None
 }
 
 pub(super) fn restore(
@@ -231,6 +238,11 @@ pub(super) fn restore(
             .with_remedy("give the same settings"));
         }
         return join(d, job, consumer);
+    }
+    if attempt.as_ref().is_some_and(|a| job.attempts.contains(a)) {
+        // A call that was on its way for long, or a trainer that nobody waits for: the others have gone on, perhaps to another checkpoint.
+        return Err(Error::failed_precondition(format!("job `{name}` was restored since, or restored and ended"))
+            .with_remedy("give a new restore another name"));
     }
     let (place, pass) = resolve(job, token)?;
     check_settings(job, &settings, pass.as_ref())?;

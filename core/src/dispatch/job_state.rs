@@ -99,6 +99,9 @@ pub struct Job {
     /// What this incarnation goes on from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored: Option<Box<Restored>>,
+    /// The newest attempts at restoring it, this incarnation's included: each is made once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) attempts: Vec<String>,
     /// What is done of the next pass to start, where its shape was not known when it was restored.
     #[serde(default, skip_serializing_if = "Ranges::is_empty")]
     pub(super) resume: Ranges,
@@ -132,6 +135,7 @@ impl Job {
             commits: BTreeMap::new(),
             next_commit: 0,
             restored: None,
+            attempts: Vec::new(),
             resume: Ranges::default(),
             shapes: BTreeMap::new(),
             seen_ranks: BTreeSet::new(),

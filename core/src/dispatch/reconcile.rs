@@ -29,18 +29,20 @@ pub(super) fn tick(d: &mut Deciding<'_>) {
     if !d.volatile.leading {
         return;
     }
+    // What timers change is looked at by the next tick: this one does not see it yet.
+    let (datasets, jobs) = (std::mem::take(&mut d.volatile.dirty_datasets), std::mem::take(&mut d.volatile.dirty_jobs));
+    for dataset in datasets {
+        due_dataset(d, &dataset);
+    }
+    for job in jobs {
+        due_job(d, &job);
+    }
     if d.now.mono_ms >= d.volatile.next_timer {
         d.volatile.next_timer = d.now.mono_ms + TIMER_MS;
         expire_workers(d);
         expire_consumers(d);
         lost_ranks(d);
         retry(d);
-    }
-    for dataset in std::mem::take(&mut d.volatile.dirty_datasets) {
-        due_dataset(d, &dataset);
-    }
-    for job in std::mem::take(&mut d.volatile.dirty_jobs) {
-        due_job(d, &job);
     }
 }
 

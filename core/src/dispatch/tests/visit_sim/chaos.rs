@@ -56,6 +56,19 @@ impl Sim {
         self.last_restore.clone()
     }
 
+    /// An older restore that came late has overtaken the newest one: whoever starts the trainers begins it anew.
+    pub(super) fn restore_again(&mut self, event: &Event) {
+        let Event::OfSession { event, .. } = event else { return };
+        let Event::Restore { attempt, .. } = event.as_ref() else { return };
+        let Some(last) = self.last_restore.as_mut().filter(|r| r.attempt == *attempt) else { return };
+        last.attempt = Some(format!("{} again", last.attempt.clone().unwrap_or_default()));
+        let last = last.clone();
+        for slot in 0..self.settings.world_size.unwrap_or(3) {
+            let at = self.now + self.rng.below(4_000);
+            self.net.at(at, Msg::Spawn { slot, restore: Some(last.clone()) });
+        }
+    }
+
     /// The trainers are asked to commit.
     fn next_wave(&mut self) {
         self.wave += 1;

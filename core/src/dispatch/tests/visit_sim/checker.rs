@@ -15,7 +15,7 @@ type Lineage = BTreeMap<Batch, u32>;
 /// What a process trained on, in order, and how far its work counts already.
 #[derive(Debug, Default, Clone)]
 struct Work {
-    yields: Vec<Batch>,
+    yields: Vec<(Incarnation, Batch)>,
     counted: BTreeSet<usize>,
     /// At each call of `commit`, in order.
     calls: Vec<usize>,
@@ -67,7 +67,7 @@ impl Sim {
                         return Err(format!("batch {batch} of pass {pass} was invented"));
                     }
                     let work = checker.work.entry(*session).or_default();
-                    work.yields.push((*pass, if *padding { u64::MAX } else { *batch }));
+                    work.yields.push((*incarnation, (*pass, if *padding { u64::MAX } else { *batch })));
                     if !padding
                         && self.settings.visitation == Visitation::AtMostOnce
                         && let Some(other) = yielded.insert((*incarnation, (*pass, *batch)), *session)
@@ -354,8 +354,10 @@ impl Checker {
         let Some(work) = self.members.get(name).and_then(|s| self.work.get_mut(s)).filter(|_| !plain) else { return };
         let upto = upto.min(work.yields.len());
         for index in 0..upto {
-            let (pass, batch) = work.yields[index];
-            if batch != u64::MAX && only.is_none_or(|p| p == pass) && work.counted.insert(index) {
+            let (incarnation, (pass, batch)) = work.yields[index];
+            // What it did before a restore counts only with the commit that was restored.
+            let here = incarnation == self.incarnation;
+            if here && batch != u64::MAX && only.is_none_or(|p| p == pass) && work.counted.insert(index) {
                 *self.lineage.entry((pass, batch)).or_default() += 1;
             }
         }
@@ -366,9 +368,10 @@ impl Checker {
         let stays = left || sim.settings.visitation != Visitation::ExactlyOnce;
         if let Some(work) = self.members.get(name).and_then(|s| self.work.get_mut(s)).filter(|_| stays) {
             for index in 0..work.yields.len() {
-                let (pass, batch) = work.yields[index];
+                let (incarnation, (pass, batch)) = work.yields[index];
+                let here = incarnation == self.incarnation;
                 let by = self.acknowledged.get(&(self.incarnation, pass, batch));
-                if batch != u64::MAX && by.is_some_and(|by| by.contains(name)) && work.counted.insert(index) {
+                if here && batch != u64::MAX && by.is_some_and(|by| by.contains(name)) && work.counted.insert(index) {
                     *self.lineage.entry((pass, batch)).or_default() += 1;
                 }
             }

@@ -123,6 +123,9 @@ impl Sim {
             Err(error) => {
                 self.seen.push(Seen::Failed(error.to_string()));
                 self.clients[client].alive = false;
+                if error.message.contains("restored since") {
+                    self.restore_again(&call.event);
+                }
             }
         }
     }
