@@ -34,6 +34,8 @@ number!(/// A batch of one pass, numbered from 0.
     BatchId(u64));
 number!(/// Grows by one each time a job is restored or restarted.
     Incarnation(u32));
+number!(/// Drawn by a consumer's process at its start: tells it from another process of the same name.
+    Session(u64));
 number!(/// Grows by one with every leader of a root; an entry under an older fence changes nothing.
     Fence(u64));
 number!(/// A Delta version of a dataset.

@@ -120,6 +120,9 @@ pub struct JobSettings {
     pub rank_timeout_ms: u64,
     /// Milliseconds without any live consumer after which the job is collected.
     pub idle_timeout_ms: u64,
+    /// Commits that may be restored: the newest ones.
+    #[serde(default = "default_kept_commits", skip_serializing_if = "is_default_kept_commits")]
+    pub kept_commits: u32,
 }
 
 /// What one consumer says of itself when it opens its job.
@@ -138,10 +141,20 @@ fn default_rank_timeout_ms() -> u64 {
     DEFAULT_RANK_TIMEOUT_MS
 }
 
+fn default_kept_commits() -> u32 {
+    DEFAULT_KEPT_COMMITS
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_default_kept_commits(kept: &u32) -> bool {
+    *kept == DEFAULT_KEPT_COMMITS
+}
+
 pub const DEFAULT_BATCH_SIZE: u64 = 256;
 pub const DEFAULT_WINDOW: u64 = 256 << 20;
 pub const DEFAULT_RANK_TIMEOUT_MS: u64 = 60_000;
 pub const DEFAULT_IDLE_TIMEOUT_MS: u64 = 600_000;
+pub const DEFAULT_KEPT_COMMITS: u32 = 100;
 
 #[cfg(test)]
 mod tests;

@@ -2,21 +2,26 @@
 
 use super::entry::{Change, ENTRY_VERSION, Entry};
 use super::event::{Action, Decision, Event, Reply};
+use super::job_state::Job;
 use super::run_state::RunPhase;
 use super::spans::Reason;
 use super::state::State;
 use super::volatile::{Life, Now, Volatile, Worker};
-use super::{decide_jobs, decide_materialize, decide_visits, reconcile};
+use super::{decide_commits, decide_jobs, decide_materialize, decide_visits, reconcile};
 use crate::error::{Error, Kind, Result};
-use crate::ids::{DatasetName, Fence, JobName, WorkerName};
+use crate::ids::{ConsumerName, DatasetName, Fence, JobName, Session, WorkerName};
 
 /// Decides what `event` means.
 ///
 /// # Errors
 /// The event is refused, and nothing durable changes. The kinds are those of [`Kind`]'s contract.
 pub fn decide(state: &State, volatile: &mut Volatile, now: Now, event: Event) -> Result<Decision> {
+    let (session, event) = match event {
+        Event::OfSession { session, event } => (Some(session), *event),
+        event => (None, event),
+    };
     let fence = if let Event::Lead { fence, .. } = &event { *fence } else { state.fence };
-    let mut d = Deciding { state, volatile, now, fence, out: Decision::default() };
+    let mut d = Deciding { state, volatile, now, fence, session, out: Decision::default() };
     match event {
         Event::Lead { fence, address, workers_died, continue_runs } => lead(&mut d, fence, address, workers_died, continue_runs)?,
         Event::Tick => reconcile::tick(&mut d),
@@ -41,7 +46,19 @@ pub fn decide(state: &State, volatile: &mut Volatile, now: Now, event: Event) ->
             decide_visits::acknowledge(&mut d, job, incarnation, consumer, pass, batches)?;
         }
         Event::CloseStream { job, stream, clean } => decide_jobs::close_stream(&mut d, job, stream, clean),
-        Event::LeaveJob { job, consumer } => decide_jobs::leave(&mut d, job, consumer, Reason::ConsumerLeft),
+        Event::Report { job, incarnation, consumer, number, streams, received } => {
+            decide_commits::report(&mut d, job, incarnation, consumer, number, streams, received)?;
+        }
+        Event::Commit { job, incarnation, consumer, call, taken } => {
+            decide_commits::commit(&mut d, job, incarnation, consumer, call, taken)?;
+        }
+        Event::Restore { settings, consumer, token, attempt } => decide_commits::restore(&mut d, *settings, &consumer, token, attempt)?,
+        Event::OfSession { .. } => return Err(Error::internal("a session within a session")),
+        Event::LeaveJob { job, consumer } => {
+            if d.state.jobs.get(&job).is_some_and(|j| d.is_session_of(j, &consumer)) {
+                decide_jobs::leave(&mut d, job, consumer, Reason::ConsumerLeft);
+            }
+        }
         Event::StopJob { job } => decide_jobs::stop(&mut d, job)?,
         Event::PassShaped { job, incarnation, pass, answer } => decide_jobs::pass_shaped(&mut d, job, incarnation, pass, answer),
         Event::LedgerWritten { job, incarnation, number, windows, result } => {
@@ -63,12 +80,20 @@ pub(super) struct Deciding<'a> {
     pub volatile: &'a mut Volatile,
     pub now: Now,
     fence: Fence,
+    /// The process that the event is from, where it says so.
+    pub session: Option<Session>,
     pub out: Decision,
 }
 
 impl Deciding<'_> {
     pub(super) fn push(&mut self, change: Change) {
         self.out.entries.push(Entry { v: ENTRY_VERSION, fence: self.fence, at_ms: self.now.wall_ms, change });
+    }
+
+    /// Whether the event may be of the process that takes part under this name now.
+    pub(super) fn is_session_of(&self, job: &Job, consumer: &ConsumerName) -> bool {
+        let of = job.consumers.get(consumer).and_then(|c| c.session);
+        of.is_none() || self.session.is_none() || of == self.session
     }
 
     pub(super) fn act(&mut self, action: Action) {

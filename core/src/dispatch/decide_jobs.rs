@@ -10,7 +10,7 @@ use super::state::StreamId;
 use super::volatile::Work;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{ConsumerName, EpochId, Incarnation, JobName, PassId, WindowId, WorkerName};
-use crate::job::{ConsumerSettings, JobSettings};
+use crate::job::{ConsumerSettings, JobSettings, Visitation};
 
 /// How long after a pass began each consumer that joined finds a batch of it, however fast the others are.
 const RESERVE_MS: u64 = 1_000;
@@ -31,6 +31,10 @@ pub(super) fn open_job(
         return Err(Error::bad_input(format!("rank {rank} is not below the world size {size} of job `{name}`")));
     }
     match d.state.jobs.get(&name) {
+        Some(Job { phase: JobPhase::Ended { end: JobEnd::Restored, .. }, .. }) if !consumer.restart => {
+            d.reply(Reply::Again);
+            Ok(())
+        }
         Some(job) if job.is_over() && !consumer.restart => Err(over(job)),
         Some(job) if job.is_over() => restart(d, job, settings, consumer, stored),
         Some(job) => {
@@ -39,18 +43,16 @@ pub(super) fn open_job(
                 return Err(Error::new(Kind::AlreadyExists, format!("job `{name}` has other settings: {}", difference.join(", ")))
                     .with_remedy("give the same settings, or choose another job name"));
             }
-            join(d, job, consumer);
-            Ok(())
+            join(d, job, consumer)
         }
         None => {
             let epochs = epochs_of(d, &settings, stored)?;
-            create(d, settings, Incarnation(0), epochs, consumer);
-            Ok(())
+            create(d, settings, Incarnation(0), epochs, consumer)
         }
     }
 }
 
-fn over(job: &Job) -> Error {
+pub(super) fn over(job: &Job) -> Error {
     let name = &job.settings.job;
     let why = match &job.phase {
         JobPhase::Ended { end: JobEnd::Stopped, .. } => format!("job `{name}` was stopped"),
@@ -81,27 +83,84 @@ fn epochs_of(d: &Deciding<'_>, settings: &JobSettings, stored: Option<&StoredDat
     Ok(epochs)
 }
 
-fn create(d: &mut Deciding<'_>, settings: JobSettings, incarnation: Incarnation, epochs: Vec<EpochId>, consumer: &ConsumerSettings) {
+fn create(
+    d: &mut Deciding<'_>,
+    settings: JobSettings,
+    incarnation: Incarnation,
+    epochs: Vec<EpochId>,
+    consumer: &ConsumerSettings,
+) -> Result<()> {
     let job = Job::new(settings.clone(), epochs.clone(), incarnation, d.now.wall_ms);
-    d.push(Change::JobCreated { settings: Box::new(settings), incarnation, epochs });
     d.volatile.forget_job(&job.settings.job);
-    join(d, &job, consumer);
+    d.push(Change::JobCreated { settings: Box::new(settings), incarnation, epochs, restored: None });
+    join(d, &job, consumer)
 }
 
-fn join(d: &mut Deciding<'_>, job: &Job, consumer: &ConsumerSettings) {
+pub(super) fn join(d: &mut Deciding<'_>, job: &Job, consumer: &ConsumerSettings) -> Result<()> {
     let name = &job.settings.job;
-    let at = job.consumers.get(&consumer.consumer).map_or(job.ended, |c| c.at);
-    if !job.consumers.contains_key(&consumer.consumer) {
+    let replaced = !d.is_session_of(job, &consumer.consumer);
+    let there = job.consumers.get(&consumer.consumer).filter(|_| !replaced);
+    let at = there.map_or(job.ended, |c| c.at);
+    if there.is_none() {
+        let rank = if job.settings.is_ranked() { Some(free_rank(job, consumer)?) } else { consumer.rank };
+        if replaced {
+            // Its process died and came back, or two have one name: the older one learns it with its next call.
+            d.may_lose(name);
+            d.push(Change::ConsumerGone { job: name.clone(), consumer: consumer.consumer.clone(), reason: Reason::Replaced });
+        }
         d.push(Change::ConsumerJoined {
             job: name.clone(),
             consumer: consumer.consumer.clone(),
-            rank: consumer.rank,
+            rank,
             acks_by_action: consumer.acks_by_action,
+            session: d.session,
         });
+        d.job_changed(name);
     }
     d.volatile.consumer_seen(name, &consumer.consumer, d.now);
     d.volatile.idle_since.remove(name);
     d.reply(Reply::Job(OpenedJob { job: name.clone(), incarnation: job.incarnation, pass: job.pass_at(at) }));
+    Ok(())
+}
+
+/// The rank that a consumer gets: the one it asks for, or the lowest that nobody has.
+fn free_rank(job: &Job, consumer: &ConsumerSettings) -> Result<u32> {
+    let name = &job.settings.job;
+    let world = job.settings.world_size.unwrap_or(1);
+    let holder = |rank: u32| job.consumers.iter().find(|(n, c)| c.rank == Some(rank) && **n != consumer.consumer).map(|(n, _)| n);
+    let Some(rank) = consumer.rank else {
+        if job.settings.is_fixed() {
+            return Err(Error::bad_input(format!("job `{name}` gives batches to ranks")).with_remedy("give this consumer's `rank`"));
+        }
+        let free = (0..world).find(|rank| holder(*rank).is_none() && !job.dropped_ranks.contains(rank));
+        return free.ok_or_else(|| {
+            Error::failed_precondition(format!("job `{name}` is for {world} consumers, and they are there"))
+                .with_remedy("wait until one has left, or restore a commit at another `world_size`")
+        });
+    };
+    if job.dropped_ranks.contains(&rank) {
+        return Err(Error::failed_precondition(format!("rank {rank} of job `{name}` was lost, and the others went on without it"))
+            .with_remedy("restore a commit to take it in again"));
+    }
+    if let Some(other) = holder(rank) {
+        return Err(Error::new(Kind::AlreadyExists, format!("rank {rank} of job `{name}` is consumer `{other}`"))
+            .with_remedy("give each consumer a rank of its own; a consumer that died gives its rank back when its lease ends"));
+    }
+    Ok(rank)
+}
+
+/// Refuses calls of whoever takes part no more, where what it held went to others.
+pub(super) fn check_member(d: &Deciding<'_>, job: &Job, consumer: &ConsumerName) -> Result<()> {
+    let name = &job.settings.job;
+    let fenced = |why: &str| Error::failed_precondition(format!("consumer `{consumer}` of job `{name}` is fenced: {why}"));
+    if !d.is_session_of(job, consumer) {
+        return Err(fenced("another process took its place").with_remedy("stop this process"));
+    }
+    if !job.consumers.contains_key(consumer) && (job.settings.visitation == Visitation::ExactlyOnce || job.settings.is_ranked()) {
+        return Err(fenced("its lease ran out, and what it had not committed goes to others")
+            .with_remedy("go back to the last commit, and open the job again"));
+    }
+    Ok(())
 }
 
 /// A new incarnation begins when all that the old one did is in the ledger.
@@ -115,8 +174,7 @@ fn restart(
     let name = settings.job.clone();
     if reconcile::is_flushed(job) && matches!(job.phase, JobPhase::Ended { .. }) {
         let epochs = epochs_of(d, &settings, stored)?;
-        create(d, settings, Incarnation(job.incarnation.0 + 1), epochs, consumer);
-        return Ok(());
+        return create(d, settings, Incarnation(job.incarnation.0 + 1), epochs, consumer);
     }
     if !matches!(job.phase, JobPhase::Ended { .. }) {
         d.push(Change::JobEnded { job: name.clone(), end: JobEnd::Finished });
@@ -144,9 +202,20 @@ pub(super) fn open_stream(
     if matches!(job.phase, JobPhase::Ended { .. }) {
         return Err(over(job));
     }
+    check_member(d, job, &consumer)?;
+    if job.settings.redelivers() && !acks {
+        return Err(Error::bad_input(format!("job `{name}` gives out again what is not acknowledged"))
+            .with_remedy("set `acks` to \"action\" and acknowledge with forebay.job.ack, or read with DoExchange"));
+    }
     if !job.consumers.contains_key(&consumer) {
         // Its lease ran out between asking for the job and reading, or between two streams. What it held is lost; it may take part again.
-        d.push(Change::ConsumerJoined { job: name.clone(), consumer: consumer.clone(), rank: None, acks_by_action: false });
+        d.push(Change::ConsumerJoined {
+            job: name.clone(),
+            consumer: consumer.clone(),
+            rank: None,
+            acks_by_action: false,
+            session: d.session,
+        });
         d.volatile.idle_since.remove(name);
     }
     d.volatile.consumer_seen(name, &consumer, d.now);
@@ -189,7 +258,7 @@ pub(super) fn stop(d: &mut Deciding<'_>, name: JobName) -> Result<()> {
 pub(super) fn pass_shaped(d: &mut Deciding<'_>, name: JobName, incarnation: Incarnation, pass: PassId, answer: Result<PassAnswer>) {
     let work = Work::Shape(name.clone());
     let job = d.state.jobs.get(&name).filter(|j| j.incarnation == incarnation && j.phase == JobPhase::Open);
-    let Some(job) = job.filter(|j| j.started == j.ended && j.pass_at(j.ended) == Some(pass)) else {
+    let Some(job) = job.filter(|j| j.pass_at(j.started) == Some(pass)) else {
         d.volatile.succeeded(&work);
         return;
     };
@@ -234,7 +303,7 @@ fn is_being_written(d: &Deciding<'_>, job: &Job) -> bool {
     job.settings.version.is_none() && run.is_some_and(|r| r.is_running() || r.publishing().is_some())
 }
 
-fn fail(d: &mut Deciding<'_>, name: JobName, error: Error) {
+pub(super) fn fail(d: &mut Deciding<'_>, name: JobName, error: Error) {
     d.may_lose(&name);
     d.job_changed(&name);
     d.push(Change::JobEnded { job: name, end: JobEnd::Failed(error) });

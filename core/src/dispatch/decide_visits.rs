@@ -1,14 +1,19 @@
 //! Which batches a stream gets, and what becomes of them.
 
+use std::collections::BTreeSet;
+
 use super::decide::Deciding;
-use super::decide_jobs::find;
+use super::decide_equal;
+use super::decide_jobs::{check_member, find};
 use super::entry::{Change, JobEnd};
 use super::event::{Grant, Granted, Reply};
-use super::job_state::{Job, JobPhase, Pass, Stream};
+use super::job_state::{Job, JobPhase, Stream};
+use super::pass_state::Pass;
 use super::spans::VisitState;
 use super::state::StreamId;
 use crate::error::{Error, Result};
 use crate::ids::{Attempt, BatchId, ConsumerName, Incarnation, JobName, PassId, WindowId, WorkerName};
+use crate::job::Assignment;
 
 /// Windows whose batches an acknowledging consumer may have in flight per worker and job: the most that a worker's death can lose.
 const WINDOWS_IN_FLIGHT: u64 = 2;
@@ -32,24 +37,41 @@ pub(super) fn next_grant(d: &mut Deciding<'_>, name: &JobName, id: StreamId, max
         end_of_pass(d, name, job, stream, at);
         return Ok(());
     }
-    let Some(pass_id) = job.pass_at(job.ended) else {
+    let Some(pass_id) = job.pass_at(at) else {
         d.reply(Reply::Granted(Granted::EndOfJob));
         return Ok(());
     };
-    let Some(pass) = job.passes.get(&pass_id).filter(|_| job.started > job.ended) else {
-        d.volatile.wants_pass.insert(name.clone());
-        d.volatile.touch_job(name);
-        d.reply(Reply::Wait);
+    d.reply(Reply::Wait);
+    let Some(pass) = job.passes.get(&pass_id).filter(|_| at < job.started) else {
+        if at == job.ended || (at == job.started && job.settings.assignment == Assignment::Static) {
+            d.volatile.wants_pass.insert(name.clone());
+            d.volatile.touch_job(name);
+        }
         return Ok(());
     };
-    if pass.pending() == 0 {
+    if at == job.ended && decide_equal::is_over(job, pass) {
         d.push(Change::PassEnded { job: name.clone(), pass: pass_id });
         d.job_changed(name);
         end_of_pass(d, name, job, stream, at);
         return Ok(());
     }
-    grant(d, job, (pass_id, pass), (id, stream), max_batches.max(1));
+    let asked = Asked { job, pass_id, pass, id, stream, most: max_batches.max(1) };
+    match stream.rank.filter(|_| job.settings.is_ranked()) {
+        Some(rank) => decide_equal::next(d, &asked, rank)?,
+        None if pass.pending() > 0 => grant(d, &asked),
+        None => {}
+    }
     Ok(())
+}
+
+/// A stream asks for batches of the pass that its consumer is in.
+pub(super) struct Asked<'a> {
+    pub job: &'a Job,
+    pub pass_id: PassId,
+    pub pass: &'a Pass,
+    pub id: StreamId,
+    pub stream: &'a Stream,
+    pub most: u64,
 }
 
 fn ended(d: &mut Deciding<'_>, job: &Job, end: &JobEnd) -> Result<()> {
@@ -61,11 +83,13 @@ fn ended(d: &mut Deciding<'_>, job: &Job, end: &JobEnd) -> Result<()> {
         }
         JobEnd::Failed(error) => Err(error.clone().context(format!("job `{name}` failed"))),
         JobEnd::Stopped => Err(Error::failed_precondition(format!("job `{name}` was stopped"))),
+        JobEnd::Restored => Err(Error::failed_precondition(format!("job `{name}` goes on from a checkpoint: this incarnation is over"))
+            .with_remedy("open the job again")),
         JobEnd::Idle => Err(Error::failed_precondition(format!("job `{name}` was ended because it was idle"))),
     }
 }
 
-fn end_of_pass(d: &mut Deciding<'_>, name: &JobName, job: &Job, stream: &Stream, at: u32) {
+pub(super) fn end_of_pass(d: &mut Deciding<'_>, name: &JobName, job: &Job, stream: &Stream, at: u32) {
     d.push(Change::ConsumerAdvanced { job: name.clone(), consumer: stream.consumer.clone(), at: at + 1 });
     let told = match job.pass_at(at).filter(|_| !job.is_last(at)) {
         Some(pass) => Granted::EndOfPass(pass),
@@ -74,48 +98,68 @@ fn end_of_pass(d: &mut Deciding<'_>, name: &JobName, job: &Job, stream: &Stream,
     d.reply(Reply::Granted(told));
 }
 
-fn grant(d: &mut Deciding<'_>, job: &Job, (pass_id, pass): (PassId, &Pass), (id, stream): (StreamId, &Stream), most: u64) {
-    d.reply(Reply::Wait);
+fn grant(d: &mut Deciding<'_>, a: &Asked<'_>) {
     // Half of an even share of what is left: consumers that come a little later, or are faster, still find something.
-    let share = pass.pending() / (2 * (job.consumers.len() as u64).max(1));
-    let free = pass.pending().saturating_sub(reserved(d, job, pass_id, stream));
-    if free == 0 {
+    let share = a.pass.pending() / (2 * (a.job.consumers.len() as u64).max(1));
+    let free = a.pass.pending().saturating_sub(reserved(d, a.job, a.pass_id, a.stream));
+    if free > 0 {
+        grant_any(d, a, share.clamp(1, a.most).min(free));
+    }
+}
+
+/// Grants at most `block` batches of a window that the stream's worker has or may have.
+pub(super) fn grant_any(d: &mut Deciding<'_>, a: &Asked<'_>, block: u64) {
+    let block = if a.stream.acks { block.min(room_of(a.job, a.pass, a.stream)) } else { block };
+    if block == 0 {
         return;
     }
-    let mut block = share.clamp(1, most).min(free);
-    if stream.acks {
-        block = block.min(room_of(job, pass, stream));
-        if block == 0 {
-            return;
-        }
-    }
-    let Some((window, lease)) = find_window(pass, &stream.worker) else { return };
-    let (size, attempt) = (pass.window_size(window), lease.unwrap_or_default());
+    let Some((window, lease)) = find_window(d, a) else { return };
+    let size = a.pass.window_size(window);
     let limit = u32::try_from(block).unwrap_or(u32::MAX);
-    let open = pass.windows.get(&window);
+    let open = a.pass.windows.get(&window);
     let Some((from, to)) = open.map_or(Some((0, size.min(limit))), |w| w.spans.first_gap(size, limit)) else { return };
-    let name = job.settings.job.clone();
     let attempt = match (lease, open) {
         (None, Some(open)) => open.attempt,
-        _ => {
-            d.push(Change::WindowLeased { job: name.clone(), pass: pass_id, window, worker: stream.worker.clone(), attempt });
-            attempt
-        }
+        (lease, _) => d.lease(a, window, lease.unwrap_or_default()),
     };
-    d.push(Change::Granted { job: name, pass: pass_id, window, stream: id, from, to });
-    d.reply(Reply::Granted(Granted::Batches(Grant {
-        pass: pass_id,
-        epoch: pass.shape.epoch,
-        version: pass.shape.version,
-        selection: pass.shape.selection.clone(),
-        window,
-        attempt,
-        batches: pass.batch(window, from).0..pass.batch(window, to).0,
-    })));
+    let batches = a.pass.batch(window, from).0..a.pass.batch(window, to).0;
+    d.grant(a, (window, attempt), (from, to), batches, 1);
+}
+
+impl Deciding<'_> {
+    pub(super) fn lease(&mut self, a: &Asked<'_>, window: WindowId, attempt: Attempt) -> Attempt {
+        let (job, worker) = (a.job.settings.job.clone(), a.stream.worker.clone());
+        self.push(Change::WindowLeased { job, pass: a.pass_id, window, worker, attempt });
+        attempt
+    }
+
+    pub(super) fn grant(
+        &mut self,
+        a: &Asked<'_>,
+        (window, attempt): (WindowId, Attempt),
+        (from, to): (u32, u32),
+        batches: std::ops::Range<u64>,
+        every: u64,
+    ) {
+        self.push(Change::Granted { job: a.job.settings.job.clone(), pass: a.pass_id, window, stream: a.id, from, to });
+        let step = a.pass.map.as_ref().map(|map| map.step_of(batches.start));
+        self.reply(Reply::Granted(Granted::Batches(Grant {
+            pass: a.pass_id,
+            epoch: a.pass.shape.epoch,
+            version: a.pass.shape.version,
+            selection: a.pass.shape.selection.clone(),
+            window,
+            attempt,
+            batches,
+            every,
+            step,
+            padding: false,
+        })));
+    }
 }
 
 /// How many more batches a worker may have in flight to acknowledging consumers.
-fn room_of(job: &Job, pass: &Pass, stream: &Stream) -> u64 {
+pub(super) fn room_of(job: &Job, pass: &Pass, stream: &Stream) -> u64 {
     let most = WINDOWS_IN_FLIGHT * pass.batches_per_window();
     // The job's open batches bound the worker's, and are known without looking at every stream.
     let mut held = job.open_visits();
@@ -136,22 +180,35 @@ fn reserved(d: &Deciding<'_>, job: &Job, pass: PassId, stream: &Stream) -> u64 {
     job.consumers.values().filter(|c| c.fed != Some(pass)).count() as u64
 }
 
-/// A window with pending batches for a worker: one that it holds, else one that nobody holds, with the attempt of its new lease, else another
-/// worker's, whose lease stays: grants belong to streams, so the window is only read twice, and no consumer waits for another worker's.
-fn find_window(pass: &Pass, worker: &WorkerName) -> Option<(WindowId, Option<Attempt>)> {
-    let (mut free, mut others) = (None, None);
-    for id in pass.available.iter().copied() {
-        let Some(window) = pass.windows.get(&id) else { continue };
+/// A window with pending batches for the stream's worker: one that it holds, else one that nobody holds who will go on, with the attempt of its
+/// new lease, else another worker's, whose lease stays: grants belong to streams, so the window is only read twice, and no consumer waits for
+/// another worker's.
+fn find_window(d: &Deciding<'_>, a: &Asked<'_>) -> Option<(WindowId, Option<Attempt>)> {
+    let (mut free, mut held) = (None, None);
+    for id in a.pass.available.iter().copied() {
+        let Some(window) = a.pass.windows.get(&id) else { continue };
+        let again = Some((id, Some(Attempt(window.attempt.0 + 1))));
         match &window.worker {
-            Some(holder) if holder == worker => return Some((id, None)),
-            None if id < pass.next_window && free.is_none() => free = Some((id, Some(Attempt(window.attempt.0 + 1)))),
-            Some(_) if others.is_none() => others = Some((id, None)),
-            _ => {}
+            Some(holder) if *holder == a.stream.worker => return Some((id, None)),
+            _ if id >= a.pass.next_window || free.is_some() => {}
+            Some(holder) if !d.volatile.is_draining(holder) => held = held.or(Some((id, None))),
+            _ => free = again,
         }
     }
-    let next = pass.next_window;
-    let fresh = next.0 < pass.window_count();
-    free.or_else(|| fresh.then_some((next, Some(Attempt(0))))).or(others)
+    let fresh = || a.pass.next_fresh(a.pass.next_window).map(|next| (next, Some(Attempt(0))));
+    free.or_else(fresh).or_else(|| held.and_then(|held| forsaken(a).or(Some(held))))
+}
+
+/// A window whose holder has no stream left that would take its batches: its consumers went elsewhere, or have what they may have.
+fn forsaken(a: &Asked<'_>) -> Option<(WindowId, Option<Attempt>)> {
+    let wants = |s: &&Stream| {
+        let share = s.rank.and_then(|r| a.pass.ranks.get(r as usize));
+        s.open && share.is_none_or(|share| a.pass.end.is_none_or(|end| share.given < end))
+    };
+    let served: BTreeSet<&WorkerName> = a.job.streams.values().filter(wants).map(|s| &s.worker).collect();
+    let windows = a.pass.available.iter().filter_map(|id| Some((*id, a.pass.windows.get(id)?)));
+    let mut left = windows.filter(|(_, w)| w.worker.as_ref().is_none_or(|h| !served.contains(h)));
+    left.next().map(|(id, w)| (id, Some(Attempt(w.attempt.0 + 1))))
 }
 
 pub(super) fn sent(d: &mut Deciding<'_>, name: JobName, id: StreamId, pass_id: PassId, mut batches: Vec<(BatchId, u64)>) -> Result<()> {
@@ -166,6 +223,10 @@ pub(super) fn sent(d: &mut Deciding<'_>, name: JobName, id: StreamId, pass_id: P
         span.is_some_and(|s| s.state == VisitState::Granted && s.stream == Some(id))
     });
     if !batches.is_empty() {
+        if job.settings.is_ranked() {
+            // The next step may open, or a rank be done.
+            d.job_changed(&name);
+        }
         d.push(Change::Sent { job: name, pass: pass_id, stream: id, batches });
     }
     Ok(())
@@ -181,40 +242,53 @@ pub(super) fn acknowledge(
 ) -> Result<()> {
     let job = find(d, &name)?;
     job.check_incarnation(incarnation)?;
+    check_member(d, job, &consumer)?;
     if job.consumers.contains_key(&consumer) {
         d.volatile.consumer_seen(&name, &consumer, d.now);
     }
-    // A pass or window that is not here is in the ledger: the report is a repetition, or too late to count.
-    let Some(pass) = job.passes.get(&pass_id) else { return Ok(()) };
-    let mut taken = Vec::with_capacity(batches.len());
-    for (batch, digest) in batches {
-        if batch.0 >= pass.batches {
-            return Err(Error::bad_input(format!("pass {pass_id} of job `{name}` has {} batches, and no batch {batch}", pass.batches)));
-        }
-        let (id, at) = pass.place(batch);
-        let Some(window) = pass.windows.get(&id) else {
-            if id < pass.next_window {
-                continue;
-            }
-            return Err(never_granted(&name, pass_id, batch, &consumer));
-        };
-        let span = window.spans.get(at);
-        let owner = span.and_then(|s| s.stream).and_then(|s| job.streams.get(&s));
-        match span {
-            Some(span) if owner.is_some_and(|o| o.consumer == consumer) => {
-                if span.state != VisitState::Acknowledged {
-                    taken.push((batch, digest));
-                }
-            }
-            _ => return Err(never_granted(&name, pass_id, batch, &consumer)),
-        }
-    }
+    let taken = acknowledgeable(job, &consumer, pass_id, batches)?;
     if !taken.is_empty() {
         // Acknowledgements make room for grants.
         d.job_changed(&name);
         d.push(Change::Acknowledged { job: name, pass: pass_id, consumer, batches: taken });
     }
     Ok(())
+}
+
+/// Those of the batches that an acknowledgement changes.
+pub(super) fn acknowledgeable(
+    job: &Job,
+    consumer: &ConsumerName,
+    pass_id: PassId,
+    batches: Vec<(BatchId, Option<u64>)>,
+) -> Result<Vec<(BatchId, Option<u64>)>> {
+    let name = &job.settings.job;
+    // A pass or window that is not here is in the ledger: the report is a repetition, or too late to count.
+    let Some(pass) = job.passes.get(&pass_id) else { return Ok(Vec::new()) };
+    let mut taken = Vec::with_capacity(batches.len());
+    for (batch, digest) in batches {
+        if batch.0 >= pass.batches {
+            return Err(Error::bad_input(format!("pass {pass_id} of job `{name}` has {} batches, and no batch {batch}", pass.batches)));
+        }
+        let its = |stream: StreamId| job.streams.get(&stream).is_some_and(|s| s.consumer == *consumer);
+        let span = pass.visit(batch).filter(|s| s.stream.is_some_and(its));
+        let mut repeated = pass.pads.iter().filter(|p| p.batch == batch && its(p.stream)).peekable();
+        match span {
+            Some(span) if span.state != VisitState::Acknowledged => taken.push((batch, digest)),
+            _ if repeated.peek().is_some() => {
+                if repeated.any(|p| !p.acknowledged) {
+                    taken.push((batch, digest));
+                }
+            }
+            Some(_) => {}
+            // It is in the ledger, or went back and may be another's by now: too late to count.
+            _ if pass.is_in_ledger(pass.place(batch).0) || job.settings.redelivers() => {}
+            // It was repeated, and the pass is over: nobody remembers repetitions.
+            _ if pass.ended && pass.end.is_some() => {}
+            _ => return Err(never_granted(name, pass_id, batch, consumer)),
+        }
+    }
+    Ok(taken)
 }
 
 fn never_granted(job: &JobName, pass: PassId, batch: BatchId, consumer: &ConsumerName) -> Error {

@@ -2,13 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::job_state::PassShape;
+use super::commit_state::Restored;
+use super::pass_state::PassShape;
 use super::run_state::{Quarantined, RunSpec};
 use super::spans::Reason;
 use super::state::{RunId, StreamId};
 use crate::error::{Error, Result};
 use crate::ids::{
-    Attempt, BatchId, ConsumerName, DatasetName, EpochId, Fence, Incarnation, JobName, PassId, TaskId, VersionId, WindowId, WorkerName,
+    Attempt, BatchId, ConsumerName, DatasetName, EpochId, Fence, Incarnation, JobName, PassId, Session, TaskId, VersionId, WindowId,
+    WorkerName,
 };
 use crate::job::JobSettings;
 use crate::shard::ShardMeta;
@@ -120,6 +122,9 @@ pub enum Change {
         settings: Box<JobSettings>,
         incarnation: Incarnation,
         epochs: Vec<EpochId>,
+        /// The checkpoint that it goes on from.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        restored: Option<Box<Restored>>,
     },
     ConsumerJoined {
         job: JobName,
@@ -128,6 +133,8 @@ pub enum Change {
         rank: Option<u32>,
         #[serde(default)]
         acks_by_action: bool,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        session: Option<Session>,
     },
     /// It holds nothing any more.
     ConsumerGone {
@@ -182,6 +189,57 @@ pub enum Change {
         consumer: ConsumerName,
         batches: Vec<(BatchId, Option<u64>)>,
     },
+    /// The consumer lost these streams, and of what it was granted on closed streams it received only this: the rest is revoked at the client.
+    Reported {
+        job: JobName,
+        consumer: ConsumerName,
+        /// Its own count of reports: an older one says nothing.
+        number: u64,
+        streams: Vec<StreamId>,
+        received: Vec<(PassId, Vec<BatchId>)>,
+    },
+    /// A batch is repeated on a stream, so that its rank makes as many steps as the others.
+    Padded {
+        job: JobName,
+        pass: PassId,
+        stream: StreamId,
+        batch: BatchId,
+    },
+    /// The common end of the pass is after this many steps now.
+    EndMoved {
+        job: JobName,
+        pass: PassId,
+        steps: u64,
+    },
+    /// `rank_lost`: the others go on without the rank, from this batch of this pass on.
+    RankDropped {
+        job: JobName,
+        rank: u32,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from: Option<(PassId, BatchId)>,
+        /// The common end of that pass now.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        end: Option<u64>,
+    },
+    /// The consumer made its `call`-th call, of this commit: it holds what the consumer had acknowledged by now.
+    CommitCalled {
+        job: JobName,
+        consumer: ConsumerName,
+        commit: u64,
+        call: u64,
+    },
+    /// Every live consumer made its call.
+    Committed {
+        job: JobName,
+        commit: u64,
+        place: u32,
+        /// Of a fixed map: the ranks stand before this batch of the pass at that place.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        next: Option<u64>,
+        /// Of a fixed map: why there is nothing to restore.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        uneven: Option<String>,
+    },
     /// A worker's streams and window leases of a job are over.
     WorkerGone {
         job: JobName,
@@ -222,6 +280,8 @@ pub enum JobEnd {
     /// No consumer was alive for the job's idle timeout.
     Idle,
     Failed(Error),
+    /// A checkpoint is being restored: the next incarnation goes on.
+    Restored,
 }
 
 impl Entry {

@@ -4,18 +4,23 @@ use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::commit_state::Token;
 use super::entry::Entry;
-use super::job_state::PassShape;
+use super::pass_state::PassShape;
 use super::report::VisitRow;
 use super::run_state::{Quarantined, RunSpec};
 use super::state::{RunId, StreamId};
 use crate::error::{Error, Result};
 use crate::ids::{
-    Attempt, BatchId, ConsumerName, DatasetName, EpochId, Fence, Incarnation, JobName, PassId, TaskId, VersionId, WindowId, WorkerName,
+    Attempt, BatchId, ConsumerName, DatasetName, EpochId, Fence, Incarnation, JobName, PassId, Session, TaskId, VersionId, WindowId,
+    WorkerName,
 };
 use crate::job::{ConsumerSettings, JobSettings};
 use crate::pipeline::PipelineSpec;
 use crate::shard::ShardMeta;
+
+/// Batches that a trainer took, with their digests where the reporter knows them.
+pub type Taken = Vec<(PassId, Vec<(BatchId, Option<u64>)>)>;
 
 /// What is asked of the dispatcher or reported to it.
 #[derive(Debug, Clone)]
@@ -109,6 +114,38 @@ pub enum Event {
         job: JobName,
         stream: StreamId,
         clean: bool,
+    },
+    /// The consumer lost streams, and received this of what it has not acknowledged; null names all its streams. The others go to somebody else
+    /// after this, so it drops them, and opens no stream before the answer.
+    Report {
+        job: JobName,
+        incarnation: Incarnation,
+        consumer: ConsumerName,
+        /// Its own count of reports, from 1: repetitions are known by it.
+        number: u64,
+        streams: Option<Vec<StreamId>>,
+        received: Vec<(PassId, Vec<BatchId>)>,
+    },
+    /// The consumer's `call`-th call of `commit()` or `state_dict()`, from 1. `taken`: what it took and was not told to be durable. What it takes
+    /// after the call it acknowledges after the answer: the call may arrive late.
+    Commit {
+        job: JobName,
+        incarnation: Incarnation,
+        consumer: ConsumerName,
+        call: u64,
+        taken: Taken,
+    },
+    /// Goes on from a checkpoint in a new incarnation. `attempt` is null, or named alike by all consumers that restore together.
+    Restore {
+        settings: Box<JobSettings>,
+        consumer: Box<ConsumerSettings>,
+        token: Token,
+        attempt: Option<String>,
+    },
+    /// The event of a consumer's process: `OpenJob`, `OpenStream`, `Acknowledge`, `Report`, `Commit`, `Restore` or `LeaveJob`.
+    OfSession {
+        session: Session,
+        event: Box<Event>,
     },
     /// The consumer says that it leaves for good.
     LeaveJob {
@@ -262,6 +299,8 @@ pub enum Reply {
     Job(OpenedJob),
     Stream(StreamId),
     Granted(Granted),
+    /// The commit is complete: what every consumer gets.
+    Committed(Token),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -293,7 +332,21 @@ pub struct Grant {
     pub selection: Option<String>,
     pub window: WindowId,
     pub attempt: Attempt,
+    /// The first batch, and the end behind the last.
     pub batches: Range<u64>,
+    /// From one batch to the next: 1 but in `static` and `rounds`.
+    pub every: u64,
+    /// Of the first batch, in `static` and `rounds`; each further batch is one step later.
+    pub step: Option<u64>,
+    /// Repeats an earlier batch: flagged as padding, acknowledged like any other.
+    pub padding: bool,
+}
+
+impl Grant {
+    /// The granted batches in order.
+    pub fn each(&self) -> impl Iterator<Item = BatchId> + use<> {
+        self.batches.clone().step_by(usize::try_from(self.every.max(1)).unwrap_or(usize::MAX)).map(BatchId)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

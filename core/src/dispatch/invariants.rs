@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use super::job_state::{Counts, Job, JobPhase, Pass};
+use super::job_state::{Job, JobPhase};
+use super::pass_state::{Counts, Pass};
 use super::run_state::{EpochPhase, Run};
-use super::spans::VisitState;
+use super::spans::{Mark, Reason, VisitState};
 use super::state::State;
 use crate::ids::{JobName, PassId, WindowId};
+use crate::job::Assignment;
 
 /// Which invariant does not hold, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,7 +51,8 @@ fn check_job(name: &JobName, job: &Job) -> Result<(), Violation> {
     for (id, pass) in &job.passes {
         check_pass(name, job, *id, pass)?;
     }
-    if job.ended > job.started || job.started > job.ended + 1 {
+    let own_pace = job.settings.assignment == Assignment::Static && !job.settings.redelivers();
+    if job.ended > job.started || (job.started > job.ended + 1 && !own_pace) {
         return fail("I2", format!("job `{name}` started {} passes and ended {}", job.started, job.ended));
     }
     let held: u64 = job.streams.values().map(|s| s.held).sum();
@@ -81,7 +84,14 @@ fn check_pass(name: &JobName, job: &Job, id: PassId, pass: &Pass) -> Result<(), 
                 VisitState::Lost => counts.lost += n,
                 VisitState::Dropped => counts.dropped += n,
             }
-            if span.state != VisitState::Dropped && span.stream.is_none_or(|s| !job.streams.contains_key(&s)) {
+            // Nobody had what an earlier incarnation took, or what was lost with a rank that had not begun it.
+            let nobodys = match span.state {
+                VisitState::Dropped => true,
+                VisitState::Acknowledged => span.mark == Mark::Committed,
+                VisitState::Lost => span.reason == Some(Reason::RankDropped),
+                VisitState::Granted | VisitState::Sent => false,
+            };
+            if !(nobodys && span.stream.is_none()) && span.stream.is_none_or(|s| !job.streams.contains_key(&s)) {
                 return fail("I1", format!("{}: a {} batch belongs to no stream", place(*window_id), span.state.as_str()));
             }
             if matches!(span.state, VisitState::Lost | VisitState::Dropped) && span.reason.is_none() {
@@ -92,7 +102,7 @@ fn check_pass(name: &JobName, job: &Job, id: PassId, pass: &Pass) -> Result<(), 
             return fail("I2", format!("{}: counted {counts:?}, kept {:?}", place(*window_id), window.counts));
         }
         let indexed = (pass.available.contains(window_id), pass.closed.contains(window_id));
-        if indexed != (window.pending() > 0, window.is_closed()) {
+        if indexed != (window.pending() > 0, pass.may_forget(window)) {
             return fail("I2", format!("{}: its indexes are wrong", place(*window_id)));
         }
         sum = sum.plus(&counts);
@@ -165,7 +175,9 @@ pub fn check_step(before: &State, after: &State) -> Result<(), Violation> {
                 let Some(now) = new_pass.windows.get(window_id) else { continue };
                 for span in window.spans.iter() {
                     for at in [span.from, span.to - 1] {
-                        let kept = now.spans.get(at).is_some_and(|s| s.stream == span.stream);
+                        // With redelivery on it may return to pending, and only from there to another.
+                        let returned = new.settings.redelivers() && !matches!(span.state, VisitState::Lost | VisitState::Dropped);
+                        let kept = now.spans.get(at).map_or(returned, |s| s.stream == span.stream);
                         if !kept {
                             return fail("I1", format!("place {at} of window {window_id} of pass {id} of job `{name}` changed hands"));
                         }

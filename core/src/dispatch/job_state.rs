@@ -4,293 +4,14 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::commit_state::{CommitRecord, Restored};
 use super::entry::JobEnd;
-use super::spans::{Reason, Span, Spans, VisitState};
+use super::pass_state::{Counts, Pass, PassShape};
+use super::ranges::Ranges;
 use super::state::StreamId;
 use crate::error::{Error, Result};
-use crate::ids::{Attempt, BatchId, ConsumerName, EpochId, Incarnation, PassId, VersionId, WindowId, WorkerName};
-use crate::job::{End, JobSettings, Passes};
-
-/// How many batches are in each state; pending ones are what is left of the total.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Counts {
-    pub granted: u64,
-    pub sent: u64,
-    pub acknowledged: u64,
-    pub lost: u64,
-    pub dropped: u64,
-}
-
-impl Counts {
-    pub fn total(&self) -> u64 {
-        self.granted + self.sent + self.acknowledged + self.lost + self.dropped
-    }
-
-    /// Granted and sent: what may still be acknowledged or lost.
-    pub fn open(&self) -> u64 {
-        self.granted + self.sent
-    }
-
-    pub fn plus(&self, other: &Counts) -> Counts {
-        Counts {
-            granted: self.granted + other.granted,
-            sent: self.sent + other.sent,
-            acknowledged: self.acknowledged + other.acknowledged,
-            lost: self.lost + other.lost,
-            dropped: self.dropped + other.dropped,
-        }
-    }
-
-    fn slot(&mut self, state: VisitState) -> &mut u64 {
-        match state {
-            VisitState::Granted => &mut self.granted,
-            VisitState::Sent => &mut self.sent,
-            VisitState::Acknowledged => &mut self.acknowledged,
-            VisitState::Lost => &mut self.lost,
-            VisitState::Dropped => &mut self.dropped,
-        }
-    }
-
-    fn add(&mut self, state: VisitState, n: u64) {
-        *self.slot(state) += n;
-    }
-
-    fn remove(&mut self, state: VisitState, n: u64) {
-        let slot = self.slot(state);
-        *slot = slot.saturating_sub(n);
-    }
-}
-
-/// What a change of spans did: to the window's counts, and to how many batches each stream holds.
-#[derive(Debug, Default)]
-pub(super) struct Tally {
-    counts: Counts,
-    held: Vec<(StreamId, i64)>,
-}
-
-impl Tally {
-    pub(super) fn start(counts: Counts) -> Self {
-        Self { counts, held: Vec::new() }
-    }
-
-    pub(super) fn counts(&self) -> Counts {
-        self.counts
-    }
-
-    pub(super) fn add(&mut self, span: &Span, n: u64) {
-        self.counts.add(span.state, n);
-        self.hold(span, i64::try_from(n).unwrap_or(i64::MAX));
-    }
-
-    pub(super) fn remove(&mut self, span: &Span, n: u64) {
-        self.counts.remove(span.state, n);
-        self.hold(span, -i64::try_from(n).unwrap_or(i64::MAX));
-    }
-
-    fn hold(&mut self, span: &Span, n: i64) {
-        if let (false, Some(stream)) = (span.state.is_final(), span.stream) {
-            self.held.push((stream, n));
-        }
-    }
-}
-
-/// What a plan says about a pass, pinned when the pass starts.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PassShape {
-    pub version: VersionId,
-    pub epoch: EpochId,
-    /// Rows that pass the filter.
-    pub rows: u64,
-    /// Rows of a window; the last may have fewer.
-    pub window_rows: u64,
-    pub batches_per_window: u64,
-    /// Where the filter's selection is kept under the root, pinned with the version.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub selection: Option<String>,
-}
-
-/// One window with its visits.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Window {
-    /// Of the newest lease.
-    pub attempt: Attempt,
-    /// Who has the lease; null when it was taken back.
-    pub worker: Option<WorkerName>,
-    pub size: u32,
-    pub spans: Spans,
-    /// Digests of sent batches by their place in the window, in order.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub digests: Vec<(u32, u64)>,
-    pub(super) counts: Counts,
-}
-
-impl Window {
-    pub(super) fn new(size: u32) -> Self {
-        Self { attempt: Attempt(0), worker: None, size, spans: Spans::default(), digests: Vec::new(), counts: Counts::default() }
-    }
-
-    pub fn counts(&self) -> &Counts {
-        &self.counts
-    }
-
-    pub fn pending(&self) -> u64 {
-        u64::from(self.size) - self.counts.total()
-    }
-
-    /// Every visit is final.
-    pub fn is_closed(&self) -> bool {
-        self.pending() == 0 && self.counts.open() == 0
-    }
-
-    pub fn digest(&self, at: u32) -> Option<u64> {
-        self.digests.binary_search_by_key(&at, |d| d.0).ok().map(|i| self.digests[i].1)
-    }
-
-    pub(super) fn set_digest(&mut self, at: u32, digest: u64) {
-        match self.digests.binary_search_by_key(&at, |d| d.0) {
-            Ok(i) => self.digests[i].1 = digest,
-            Err(i) => self.digests.insert(i, (at, digest)),
-        }
-    }
-}
-
-/// One traversal, from the decision to start it until all of it is in the ledger.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Pass {
-    pub shape: PassShape,
-    /// All batches, dropped ones included.
-    pub batches: u64,
-    /// Batches below this may be granted; the others were dropped when the pass began.
-    pub deliverable: u64,
-    /// Windows below this have been leased.
-    pub next_window: WindowId,
-    /// Windows with visits that are not in the ledger, and windows with a lease.
-    pub windows: BTreeMap<WindowId, Window>,
-    /// Of those, the ones with pending batches.
-    pub(super) available: BTreeSet<WindowId>,
-    /// Of those, the ones whose visits are all final.
-    pub(super) closed: BTreeSet<WindowId>,
-    /// Batches of those.
-    pub(super) closed_batches: u64,
-    /// Of the whole pass, the ledger's part included.
-    pub counts: Counts,
-    /// What is in the ledger.
-    pub ledger: Counts,
-    /// Nothing is pending any more: told to all as one decision.
-    pub ended: bool,
-}
-
-impl Pass {
-    pub(super) fn new(shape: PassShape, settings: &JobSettings, at_ms: i64) -> Self {
-        let size = settings.batch_size.max(1);
-        let batches = shape.rows.div_ceil(size);
-        let mut pass = Self {
-            shape,
-            batches,
-            deliverable: batches,
-            next_window: WindowId(0),
-            windows: BTreeMap::new(),
-            available: BTreeSet::new(),
-            closed: BTreeSet::new(),
-            closed_batches: 0,
-            counts: Counts::default(),
-            ledger: Counts::default(),
-            ended: false,
-        };
-        if settings.end == End::Drop && !pass.shape.rows.is_multiple_of(size) {
-            pass.deliverable -= 1;
-            let (id, at) = pass.place(BatchId(batches - 1));
-            let window = Window::new(pass.window_size(id));
-            let span = Span { from: at, to: at + 1, state: VisitState::Dropped, stream: None, at_ms, reason: Some(Reason::EndOfPass) };
-            pass.windows.insert(id, window);
-            pass.change(&mut BTreeMap::new(), id, |window, tally| window.spans.cover(span, tally));
-        }
-        pass
-    }
-
-    pub fn batches_per_window(&self) -> u64 {
-        self.shape.batches_per_window.max(1)
-    }
-
-    /// How many windows have something to grant.
-    pub fn window_count(&self) -> u64 {
-        self.deliverable.div_ceil(self.batches_per_window())
-    }
-
-    pub fn window_size(&self, id: WindowId) -> u32 {
-        let first = id.0.saturating_mul(self.batches_per_window());
-        u32::try_from(self.batches.saturating_sub(first).min(self.batches_per_window())).unwrap_or(u32::MAX)
-    }
-
-    /// A batch's window and its place in it.
-    pub fn place(&self, batch: BatchId) -> (WindowId, u32) {
-        let per = self.batches_per_window();
-        (WindowId(batch.0 / per), u32::try_from(batch.0 % per).unwrap_or(u32::MAX))
-    }
-
-    /// The batch at a place of a window.
-    pub fn batch(&self, window: WindowId, at: u32) -> BatchId {
-        BatchId(window.0 * self.batches_per_window() + u64::from(at))
-    }
-
-    /// Rows of a batch: all are full but the last.
-    pub fn batch_rows(&self, batch: BatchId, batch_size: u64) -> u64 {
-        self.shape.rows.saturating_sub(batch.0.saturating_mul(batch_size)).min(batch_size)
-    }
-
-    pub fn pending(&self) -> u64 {
-        self.batches - self.counts.total()
-    }
-
-    /// Windows whose visits are final and not in the ledger yet.
-    pub fn closed_windows(&self) -> impl Iterator<Item = WindowId> {
-        self.closed.iter().copied()
-    }
-
-    /// Lets `f` change a window's spans, then carries that over to the counts of the pass, its indexes, and what each stream holds.
-    pub(super) fn change(
-        &mut self,
-        streams: &mut BTreeMap<StreamId, Stream>,
-        id: WindowId,
-        f: impl FnOnce(&mut Window, &mut Tally) -> u64,
-    ) -> u64 {
-        let Some(window) = self.windows.get_mut(&id) else { return 0 };
-        let before = window.counts;
-        let mut tally = Tally::start(before);
-        let moved = f(window, &mut tally);
-        let after = tally.counts();
-        window.counts = after;
-        for state in [VisitState::Granted, VisitState::Sent, VisitState::Acknowledged, VisitState::Lost, VisitState::Dropped] {
-            let (mut from, mut to) = (before, after);
-            self.counts.remove(state, *from.slot(state));
-            self.counts.add(state, *to.slot(state));
-        }
-        for (stream, n) in tally.held {
-            if let Some(stream) = streams.get_mut(&stream) {
-                stream.held = stream.held.saturating_add_signed(n);
-            }
-        }
-        self.refresh(id);
-        moved
-    }
-
-    /// Keeps the two indexes of a window right.
-    pub(super) fn refresh(&mut self, id: WindowId) {
-        let window = self.windows.get(&id);
-        let (pending, closed) = (window.is_some_and(|w| w.pending() > 0), window.is_some_and(Window::is_closed));
-        let size = u64::from(self.window_size(id));
-        if pending {
-            self.available.insert(id)
-        } else {
-            self.available.remove(&id)
-        };
-        if closed && self.closed.insert(id) {
-            self.closed_batches += size;
-        } else if !closed && self.closed.remove(&id) {
-            self.closed_batches -= size;
-        }
-    }
-}
+use crate::ids::{ConsumerName, EpochId, Incarnation, PassId, Session, WorkerName};
+use crate::job::{JobSettings, Passes};
 
 /// One trainer process that takes part now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -304,6 +25,18 @@ pub struct Consumer {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fed: Option<PassId>,
     pub joined_ms: i64,
+    /// Its process, where it says so: calls of another one are refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<Session>,
+    /// What its own count of calls is behind the job's count of commits; null before its first call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub behind: Option<i64>,
+    /// The commit of its newest call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub called: Option<u64>,
+    /// Number of its newest report of lost streams.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reported: Option<u64>,
 }
 
 /// One connection of a consumer to a worker; kept while a visit that is not in the ledger names it.
@@ -317,6 +50,9 @@ pub struct Stream {
     /// Batches granted to it or sent on it that are not final.
     #[serde(default)]
     pub held: u64,
+    /// Its consumer's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -343,7 +79,7 @@ pub struct Job {
     pub created_ms: i64,
     pub consumers: BTreeMap<ConsumerName, Consumer>,
     pub streams: BTreeMap<StreamId, Stream>,
-    /// Passes started and ended so far, by place in the sequence; at most one is started and not ended.
+    /// Passes started and ended so far, by place in the sequence; at most one is started and not ended, but where ranks go at their own pace.
     pub started: u32,
     pub ended: u32,
     pub passes: BTreeMap<PassId, Pass>,
@@ -354,6 +90,30 @@ pub struct Job {
     /// The ledger's files, all incarnations, in order.
     #[serde(default)]
     pub ledger: Vec<String>,
+    /// The newest commits, by number, all incarnations.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub commits: BTreeMap<u64, CommitRecord>,
+    /// The commit that is open.
+    #[serde(default)]
+    pub next_commit: u64,
+    /// What this incarnation goes on from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restored: Option<Box<Restored>>,
+    /// The newest attempts at restoring it, this incarnation's included: each is made once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) attempts: Vec<String>,
+    /// What is done of the next pass to start, where its shape was not known when it was restored.
+    #[serde(default, skip_serializing_if = "Ranges::is_empty")]
+    pub(super) resume: Ranges,
+    /// Shapes of the newest passes of a fixed map: a checkpoint computed by its ranks names only the pass.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) shapes: BTreeMap<PassId, PassShape>,
+    /// Ranks that a consumer of this incarnation had.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub seen_ranks: BTreeSet<u32>,
+    /// Ranks that `rank_lost` dropped from this incarnation.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub dropped_ranks: BTreeSet<u32>,
 }
 
 impl Job {
@@ -372,6 +132,27 @@ impl Job {
             closed: Counts::default(),
             next_ledger: 0,
             ledger: Vec::new(),
+            commits: BTreeMap::new(),
+            next_commit: 0,
+            restored: None,
+            attempts: Vec::new(),
+            resume: Ranges::default(),
+            shapes: BTreeMap::new(),
+            seen_ranks: BTreeSet::new(),
+            dropped_ranks: BTreeSet::new(),
+        }
+    }
+
+    /// Some consumer made its call of the commit that is open.
+    pub fn is_committing(&self) -> bool {
+        self.consumers.values().any(|c| c.called == Some(self.next_commit))
+    }
+
+    /// The place of a pass in the job's sequence.
+    pub fn place_of(&self, pass: PassId) -> Option<u32> {
+        match &self.settings.epochs {
+            Passes::List(list) => list.iter().position(|p| *p == pass.0).and_then(|p| u32::try_from(p).ok()),
+            _ => Some(pass.0).filter(|place| self.pass_at(*place).is_some()),
         }
     }
 

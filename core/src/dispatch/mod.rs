@@ -19,15 +19,26 @@
 //! decision. Owns: the rules of materialization and visits. Must not know: the journal's or ledger's format, clocks, tasks, sockets.
 
 mod apply;
+mod apply_commits;
 mod apply_jobs;
+mod apply_visits;
+mod commit_state;
 mod decide;
+mod decide_commits;
+mod decide_equal;
+mod decide_fixed;
 mod decide_jobs;
 mod decide_materialize;
 mod decide_visits;
+mod digests;
 mod entry;
 mod event;
 mod invariants;
 mod job_state;
+mod map;
+mod pass;
+mod pass_state;
+mod ranges;
 mod reconcile;
 mod report;
 mod run_state;
@@ -36,19 +47,25 @@ mod state;
 mod volatile;
 
 pub use apply::apply;
+pub use commit_state::{CommitRecord, CommittedPass, Restored, Token};
 pub use decide::decide;
+pub use digests::Digests;
 pub use entry::{Change, ENTRY_VERSION, Entry, JobEnd};
 pub use event::{
     Action, CommitOutcome, CommitRequest, Decision, Event, Grant, Granted, OpenedJob, PassAnswer, Reply, RunProgress, RunRequest, RunState,
-    RunStatus, StoredDataset, TaskLease,
+    RunStatus, StoredDataset, Taken, TaskLease,
 };
 pub use invariants::{Violation, check, check_step};
-pub use job_state::{Consumer, Counts, Job, JobPhase, Pass, PassShape, Stream, Window};
+pub use job_state::{Consumer, Job, JobPhase, Stream};
+pub use map::{Map, Segment};
+pub use pass_state::{Counts, Pad, Pass, PassShape, RankShare, Window};
+pub use ranges::Ranges;
 pub use report::{
-    ConsumerRow, JobInfo, TaskRow, VisitRow, job_info, jobs, run_status, system_consumers, system_tasks, system_visits, system_workers,
+    ConsumerRow, JobInfo, TaskRow, VisitRow, job_info, job_workers, jobs, run_status, system_consumers, system_tasks, system_visits,
+    system_workers,
 };
 pub use run_state::{Dataset, EpochPhase, EpochRun, Quarantined, Run, RunPhase, RunSpec, Staged, Task, TaskFailure};
-pub use spans::{Reason, Span, VisitState};
+pub use spans::{Mark, Reason, Span, VisitState};
 pub use state::{RunId, State, StreamId};
 pub use volatile::{Now, Volatile, Work};
 

@@ -2,16 +2,18 @@
 //! here follows from the state, so that a new leader takes up whatever its predecessor left.
 
 use super::decide::{self, Deciding};
-use super::decide_jobs;
 use super::entry::{Change, JobEnd};
 use super::event::{Action, CommitRequest};
-use super::job_state::{Job, JobPhase, Pass};
+use super::job_state::{Job, JobPhase};
+use super::pass_state::Pass;
 use super::report::window_rows;
 use super::run_state::Run;
 use super::spans::Reason;
 use super::volatile::{Life, Work};
+use super::{decide_commits, decide_equal, decide_jobs};
 use crate::error::{Error, Kind};
-use crate::ids::{DatasetName, EpochId, JobName, PassId, WindowId};
+use crate::ids::{BatchId, DatasetName, EpochId, JobName, PassId, WindowId};
+use crate::job::{Assignment, End, RankLost};
 
 /// Visits that make a ledger file worth writing; fewer wait for [`LEDGER_AGE_MS`], the end of their pass or of their job.
 const LEDGER_BATCHES: u64 = 4_096;
@@ -27,17 +29,20 @@ pub(super) fn tick(d: &mut Deciding<'_>) {
     if !d.volatile.leading {
         return;
     }
+    // What timers change is looked at by the next tick: this one does not see it yet.
+    let (datasets, jobs) = (std::mem::take(&mut d.volatile.dirty_datasets), std::mem::take(&mut d.volatile.dirty_jobs));
+    for dataset in datasets {
+        due_dataset(d, &dataset);
+    }
+    for job in jobs {
+        due_job(d, &job);
+    }
     if d.now.mono_ms >= d.volatile.next_timer {
         d.volatile.next_timer = d.now.mono_ms + TIMER_MS;
         expire_workers(d);
         expire_consumers(d);
+        lost_ranks(d);
         retry(d);
-    }
-    for dataset in std::mem::take(&mut d.volatile.dirty_datasets) {
-        due_dataset(d, &dataset);
-    }
-    for job in std::mem::take(&mut d.volatile.dirty_jobs) {
-        due_job(d, &job);
     }
 }
 
@@ -78,6 +83,66 @@ fn expire_consumers(d: &mut Deciding<'_>) {
             d.push(Change::JobEnded { job: name.clone(), end: JobEnd::Idle });
         }
     }
+}
+
+/// `rank_lost` of jobs in rounds: a rank that was there and is away for its timeout.
+fn lost_ranks(d: &mut Deciding<'_>) {
+    let (state, now) = (d.state, d.now.mono_ms);
+    for (name, job) in &state.jobs {
+        let policy = job.settings.rank_lost;
+        if job.settings.assignment != Assignment::Rounds || policy == RankLost::Wait || job.phase != JobPhase::Open {
+            continue;
+        }
+        for rank in job.seen_ranks.difference(&job.dropped_ranks) {
+            let key = (name.clone(), *rank);
+            if job.consumers.values().any(|c| c.rank == Some(*rank)) {
+                d.volatile.away_since.remove(&key);
+                continue;
+            }
+            let since = *d.volatile.away_since.entry(key.clone()).or_insert(now);
+            if now.saturating_sub(since) < job.settings.rank_timeout_ms {
+                continue;
+            }
+            d.volatile.away_since.remove(&key);
+            if policy == RankLost::Fail {
+                let error = Error::new(Kind::Unavailable, format!("rank {rank} was away for longer than `rank_timeout`"))
+                    .with_remedy("restore the last commit");
+                decide_jobs::fail(d, name.clone(), error);
+                break;
+            }
+            drop_rank(d, job, *rank);
+            // One at a time: the next one's map is that of the survivors.
+            break;
+        }
+    }
+}
+
+/// From the first step that is not open on, the map goes on without the rank.
+fn drop_rank(d: &mut Deciding<'_>, job: &Job, rank: u32) {
+    let name = &job.settings.job;
+    let pass = job.current().and_then(|id| Some((id, job.passes.get(&id)?)));
+    let (mut from, mut end) = (None, None);
+    if let Some((id, pass)) = pass
+        && let Some(map) = &pass.map
+    {
+        let lead = pass.lead.min(pass.deliverable);
+        // The open step is the one that the lead is in, if somebody was granted of it; a step that is only about to open is not.
+        let first = map.batch_at(map.step_of(lead));
+        let begun = (first..map.batch_at(map.step_of(lead) + 1).min(pass.deliverable)).any(|b| !pass.is_pending(BatchId(b)));
+        let batch = map.batch_at(map.step_of(lead) + u64::from(begun)).min(pass.deliverable.max(first));
+        let width = map.last().ranks.iter().filter(|r| **r != rank).count() as u64;
+        from = Some((id, BatchId(batch)));
+        let left = pass.deliverable.saturating_sub(batch);
+        let steps = match (width, job.settings.end) {
+            (0, _) => 0,
+            (_, End::Pad) => left.div_ceil(width),
+            _ => left / width,
+        };
+        end = pass.end.map(|_| map.step_of(batch) + steps);
+    }
+    d.may_lose(name);
+    d.job_changed(name);
+    d.push(Change::RankDropped { job: name.clone(), rank, from, end });
 }
 
 /// Marks what failed before, and what waits for time to pass, for another look.
@@ -144,14 +209,31 @@ fn due_job(d: &mut Deciding<'_>, name: &JobName) {
         d.push(Change::JobEnded { job: name.clone(), end: JobEnd::Finished });
         return;
     }
-    if job.phase == JobPhase::Open && job.started == job.ended && d.volatile.wants_pass.contains(name) {
+    if job.phase == JobPhase::Open && due_pass_end(d, name, job) {
+        return;
+    }
+    if decide_commits::complete(d, job) {
+        return;
+    }
+    if job.phase == JobPhase::Open && d.volatile.wants_pass.contains(name) {
         shape_pass(d, name, job);
     }
     due_ledger(d, name, job);
 }
 
+/// With redelivery on, or with ranks, the last acknowledgement may end a pass, and nobody may be there to ask.
+fn due_pass_end(d: &mut Deciding<'_>, name: &JobName, job: &Job) -> bool {
+    let Some((id, pass)) = job.current().and_then(|id| Some((id, job.passes.get(&id)?))) else { return false };
+    if !(job.settings.redelivers() || job.settings.is_ranked()) || !decide_equal::is_over(job, pass) {
+        return false;
+    }
+    d.push(Change::PassEnded { job: name.clone(), pass: id });
+    d.job_changed(name);
+    true
+}
+
 fn shape_pass(d: &mut Deciding<'_>, name: &JobName, job: &Job) {
-    if let Some(pass) = job.pass_at(job.ended)
+    if let Some(pass) = job.pass_at(job.started)
         && d.volatile.begin(Work::Shape(name.clone()), d.now)
     {
         d.volatile.waiting_for_epoch.remove(name);
@@ -181,10 +263,13 @@ fn due_ledger(d: &mut Deciding<'_>, name: &JobName, job: &Job) {
     if !(ended || flush || old || over || closed >= LEDGER_BATCHES) {
         return;
     }
+    // An open commit holds what was acknowledged before each call: the ledger would not tell.
+    let committing = job.is_committing();
     let late = d.volatile.late_until.get(name).is_some_and(|until| d.now.mono_ms < *until) && !flush;
     let (mut windows, mut batches) = (Vec::new(), 0);
     for (id, pass) in &job.passes {
-        let ready = ready_windows(pass, ended, late, LEDGER_MOST.saturating_sub(batches));
+        let mut ready = ready_windows(pass, ended, late, LEDGER_MOST.saturating_sub(batches));
+        ready.retain(|id| ended || !committing || pass.windows.get(id).is_none_or(|w| w.uncommitted() == 0));
         batches += ready.iter().filter_map(|w| pass.windows.get(w)).map(|w| w.counts().total()).sum::<u64>();
         if !ready.is_empty() {
             windows.push((*id, ready));
@@ -203,7 +288,7 @@ fn ready_windows(pass: &Pass, job_ended: bool, late: bool, most: u64) -> Vec<Win
     let hold = late && pass.closed_windows().filter(lost).count() <= LATE_WINDOWS;
     let (mut ready, mut batches) = (Vec::new(), 0);
     // When a job was stopped its windows keep pending batches for ever.
-    let partial = pass.windows.iter().filter(|(_, w)| job_ended && !w.is_closed() && w.counts().open() == 0).map(|(id, _)| *id);
+    let partial = pass.windows.iter().filter(|(id, w)| job_ended && !pass.closed.contains(id) && w.counts().open() == 0).map(|(id, _)| *id);
     for id in pass.closed_windows().chain(partial).filter(|id| !(hold && lost(id))) {
         if batches > 0 && batches >= most {
             break;

@@ -3,9 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::event::{RunProgress, RunState, RunStatus};
-use super::job_state::{Counts, Job, JobPhase};
+use super::job_state::{Job, JobPhase};
+use super::pass_state::Counts;
 use super::run_state::{EpochPhase, RunPhase, TaskFailure};
-use super::spans::VisitState;
+use super::spans::{Mark, VisitState};
 use super::state::State;
 use super::volatile::{Life, Volatile};
 use super::{entry::JobEnd, run_state::Run};
@@ -75,7 +76,7 @@ pub struct ConsumerRow {
 pub struct JobInfo {
     pub job: JobName,
     pub dataset: DatasetName,
-    /// `open | finished | stopped | failed`
+    /// `open | finished | stopped | failed | restoring`
     pub state: &'static str,
     /// Why it failed or ended early.
     pub error: Option<Error>,
@@ -150,6 +151,7 @@ fn phase_name(phase: &JobPhase) -> (&'static str, Option<Error>) {
         JobPhase::Open | JobPhase::Ending => ("open", None),
         JobPhase::Ended { end, .. } => match end {
             JobEnd::Finished => ("finished", None),
+            JobEnd::Restored => ("restoring", None),
             JobEnd::Stopped => ("stopped", None),
             JobEnd::Idle => ("stopped", Some(Error::failed_precondition("no consumer came within the idle timeout"))),
             JobEnd::Failed(error) => ("failed", Some(error.clone())),
@@ -161,7 +163,7 @@ fn phase_name(phase: &JobPhase) -> (&'static str, Option<Error>) {
 pub fn job_info(state: &State, name: &JobName) -> Option<JobInfo> {
     let job = state.jobs.get(name)?;
     let counts = job.counts();
-    let pending = job.passes.values().map(super::job_state::Pass::pending).sum();
+    let pending = job.passes.values().map(super::pass_state::Pass::pending).sum();
     let (phase, error) = phase_name(&job.phase);
     Some(JobInfo {
         job: name.clone(),
@@ -208,18 +210,20 @@ pub(super) fn window_rows(name: &JobName, job: &Job, pass_id: PassId, id: Window
             pass: pass_id,
             epoch: pass.shape.epoch,
             batch: batch.0,
-            step: None,
+            step: pass.map.as_ref().map(|map| map.step_of(batch.0)),
             consumer: stream.map(|s| s.consumer.clone()),
             worker: stream.map(|s| s.worker.clone()),
             state: span.state,
             rows: pass.batch_rows(batch, job.settings.batch_size),
-            committed: false,
+            committed: span.mark == Mark::Committed,
             at_ms: span.at_ms,
             reason: span.reason.map(|r| r.as_str().to_owned()),
             digest: window.digest(at),
         }
     };
-    window.spans.iter().flat_map(|span| (span.from..span.to).map(|at| row(span, at))).collect()
+    // What an earlier incarnation's commit holds is among that one's visits.
+    let ours = |span: &&super::spans::Span| !(span.state == VisitState::Acknowledged && span.stream.is_none());
+    window.spans.iter().filter(ours).flat_map(|span| (span.from..span.to).map(|at| row(span, at))).collect()
 }
 
 /// Tasks of epochs that are not published, then the failures remembered.
@@ -299,6 +303,26 @@ pub fn system_consumers(state: &State) -> Vec<ConsumerRow> {
             .collect()
     };
     state.jobs.iter().flat_map(of).collect()
+}
+
+/// Workers that the consumers of a job may connect to: for a fixed map those that hold its open windows, and others up to the most it may use; for
+/// a dynamic job all that are not leaving.
+pub fn job_workers(state: &State, volatile: &Volatile, name: &JobName) -> Vec<WorkerName> {
+    let Some(job) = state.jobs.get(name) else { return Vec::new() };
+    let live = volatile.workers.iter().filter(|(_, w)| !w.draining).map(|(name, _)| name);
+    if !job.settings.is_fixed() {
+        return live.cloned().collect();
+    }
+    let open = job.passes.values().flat_map(|p| p.windows.values()).filter(|w| w.pending() > 0 || w.counts().open() > 0);
+    let mut chosen: Vec<WorkerName> = open.filter_map(|w| w.worker.clone()).filter(|w| !volatile.is_draining(w)).collect();
+    chosen.sort_unstable();
+    chosen.dedup();
+    for worker in live {
+        if chosen.len() < volatile.map_workers() && !chosen.contains(worker) {
+            chosen.push(worker.clone());
+        }
+    }
+    chosen
 }
 
 /// Workers known now: (name, in this process, draining).

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-use super::job_state::Tally;
+use super::pass_state::Tally;
 use super::state::StreamId;
 
 /// What happened to a batch. A batch without one is pending.
@@ -54,8 +54,16 @@ pub enum Reason {
     /// The worker that held the window died or its lease ran out.
     WorkerDied,
     JobStopped,
-    /// `end = "drop"`: the short last batch.
+    /// `end = "drop"`: the short last batch, or the partial last round.
     EndOfPass,
+    /// The consumer lost a stream and says that it did not receive the batch.
+    NotReceived,
+    /// Another process took the consumer's place.
+    Replaced,
+    /// The rank's share of the steps that were open when it was dropped.
+    RankDropped,
+    /// What is left behind the common end after it moved earlier.
+    EndMoved,
 }
 
 impl Reason {
@@ -68,6 +76,10 @@ impl Reason {
             Self::WorkerDied => "the worker died",
             Self::JobStopped => "the job ended",
             Self::EndOfPass => "end = \"drop\"",
+            Self::NotReceived => "the consumer lost a stream and had not received it",
+            Self::Replaced => "another process took the consumer's place",
+            Self::RankDropped => "rank_lost = \"drop\"",
+            Self::EndMoved => "the common end moved earlier because batches were lost",
         }
     }
 }
@@ -75,6 +87,39 @@ impl Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+/// Whether an acknowledged batch is in a commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mark {
+    #[default]
+    Open,
+    /// Its consumer made its call of the commit that is open now.
+    Called,
+    Committed,
+}
+
+impl Mark {
+    fn is_open(&self) -> bool {
+        *self == Self::Open
+    }
+}
+
+/// What becomes of a span.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    Keep,
+    To(VisitState, Option<Reason>),
+    /// It may be granted again.
+    Pending,
+    Mark(Mark),
+}
+
+impl Fate {
+    pub(super) fn lost(reason: Reason) -> Self {
+        Self::To(VisitState::Lost, Some(reason))
     }
 }
 
@@ -95,6 +140,8 @@ pub struct Span {
     pub at_ms: i64,
     #[serde(rename = "r", default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<Reason>,
+    #[serde(rename = "m", default, skip_serializing_if = "Mark::is_open")]
+    pub mark: Mark,
 }
 
 impl Span {
@@ -103,6 +150,7 @@ impl Span {
             && self.state == next.state
             && self.stream == next.stream
             && self.reason == next.reason
+            && self.mark == next.mark
             && self.at_ms.div_euclid(1_000) == next.at_ms.div_euclid(1_000)
     }
 }
@@ -162,6 +210,24 @@ impl Spans {
         taken
     }
 
+    /// The first pending batches of places `[from, to)`, at most `limit` of them.
+    pub fn gap_in(&self, from: u32, to: u32, limit: u32) -> Option<(u32, u32)> {
+        let mut at = from;
+        let first = self.0.partition_point(|s| s.to <= from);
+        for span in &self.0[first..] {
+            if at >= to || span.from > at {
+                break;
+            }
+            at = span.to;
+        }
+        if at >= to {
+            return None;
+        }
+        let next = self.0.partition_point(|s| s.to <= at);
+        let end = self.0.get(next).map_or(to, |s| s.from.min(to));
+        Some((at, end.min(at.saturating_add(limit))))
+    }
+
     /// Lets `rule` move the batches of `[from, to)` to another state. Returns how many moved.
     pub(super) fn change(
         &mut self,
@@ -171,23 +237,49 @@ impl Spans {
         tally: &mut Tally,
         rule: impl Fn(&Span) -> Option<(VisitState, Option<Reason>)>,
     ) -> u64 {
+        self.turn(from, to, at_ms, tally, |span| rule(span).map_or(Fate::Keep, |(state, reason)| Fate::To(state, reason)))
+    }
+
+    /// Lets `rule` decide what becomes of the batches of `[from, to)`. Returns how many it changed.
+    pub(super) fn turn(&mut self, from: u32, to: u32, at_ms: i64, tally: &mut Tally, rule: impl Fn(&Span) -> Fate) -> u64 {
         let mut moved = 0;
         self.split(from);
         self.split(to);
         let first = self.0.partition_point(|s| s.to <= from);
         let mut last = first;
         while let Some(span) = self.0.get_mut(last).filter(|s| s.from < to) {
-            if let Some((state, reason)) = rule(span) {
-                let rows = u64::from(span.to - span.from);
-                tally.remove(span, rows);
-                (span.state, span.reason, span.at_ms) = (state, reason, at_ms);
-                tally.add(span, rows);
-                moved += rows;
+            let n = u64::from(span.to - span.from);
+            match rule(span) {
+                Fate::Keep => {}
+                Fate::To(state, reason) => {
+                    tally.remove(span, n);
+                    (span.state, span.reason, span.at_ms, span.mark) = (state, reason, at_ms, Mark::Open);
+                    tally.add(span, n);
+                    moved += n;
+                }
+                Fate::Mark(mark) => {
+                    tally.remove(span, n);
+                    span.mark = mark;
+                    tally.add(span, n);
+                    moved += n;
+                }
+                Fate::Pending => {
+                    tally.remove(span, n);
+                    tally.returned.push((span.from, span.to));
+                    moved += n;
+                    self.0.remove(last);
+                    continue;
+                }
             }
             last += 1;
         }
         self.join(first.saturating_sub(1), last);
         moved
+    }
+
+    /// Bytes of memory behind it.
+    pub fn memory(&self) -> usize {
+        self.0.capacity() * size_of::<Span>()
     }
 
     fn split(&mut self, at: u32) {

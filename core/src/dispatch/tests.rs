@@ -5,4 +5,5 @@ mod job_tests;
 mod materialize_tests;
 mod simulation_tests;
 mod span_tests;
+mod visit_sim;
 mod world;

@@ -6,6 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::state::State;
 use crate::ids::{Attempt, ConsumerName, DatasetName, EpochId, JobName, TaskId, WorkerName};
 
+/// Ranks connect to all workers that hold open windows: few of them keep connections few.
+const MAP_WORKERS: usize = 4;
+
 /// The two clocks of one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Now {
@@ -67,6 +70,10 @@ pub struct Volatile {
     pub(super) reserved_until: BTreeMap<JobName, u64>,
     /// Lost batches of a job stay open to late reports until then.
     pub(super) late_until: BTreeMap<JobName, u64>,
+    /// Since when a rank of a job in rounds has been away.
+    pub(super) away_since: BTreeMap<(JobName, u32), u64>,
+    /// Workers that the open windows of a fixed map may be leased to; 0 is the default of 4.
+    pub map_workers: usize,
     /// Since when a job has had closed windows that are not in the ledger.
     pub(super) unwritten_since: BTreeMap<JobName, u64>,
     pub(super) dirty_jobs: BTreeSet<JobName>,
@@ -105,6 +112,10 @@ impl Volatile {
         self.leading = true;
     }
 
+    pub(super) fn map_workers(&self) -> usize {
+        if self.map_workers == 0 { MAP_WORKERS } else { self.map_workers }
+    }
+
     pub(super) fn touch_job(&mut self, job: &JobName) {
         if !self.dirty_jobs.contains(job) {
             self.dirty_jobs.insert(job.clone());
@@ -141,6 +152,7 @@ impl Volatile {
             memory.remove(job);
         }
         self.consumers.retain(|(of, _), _| of != job);
+        self.away_since.retain(|(of, _), _| of != job);
         self.retry_at.remove(&Work::Shape(job.clone()));
     }
 

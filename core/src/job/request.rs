@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    Acks, Assignment, ConsumerSettings, DEFAULT_BATCH_SIZE, DEFAULT_IDLE_TIMEOUT_MS, DEFAULT_RANK_TIMEOUT_MS, DEFAULT_WINDOW, End,
-    JobSettings, Order, Passes, RankLost, Steps, Visitation,
+    Acks, Assignment, ConsumerSettings, DEFAULT_BATCH_SIZE, DEFAULT_IDLE_TIMEOUT_MS, DEFAULT_KEPT_COMMITS, DEFAULT_RANK_TIMEOUT_MS,
+    DEFAULT_WINDOW, End, JobSettings, Order, Passes, RankLost, Steps, Visitation,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::{ConsumerName, DatasetName, JobName, VersionId};
@@ -47,6 +47,8 @@ pub struct JobRequest {
     pub rank_timeout: Option<String>,
     /// `"10m"`
     pub idle_timeout: Option<String>,
+    /// Commits that may be restored: the newest ones.
+    pub kept_commits: Option<u32>,
     pub restart: Option<bool>,
     pub consumer: Option<String>,
     pub rank: Option<u32>,
@@ -113,6 +115,7 @@ impl JobRequest {
             rank_lost: f.word("rank_lost", &[("wait", RankLost::Wait), ("drop", RankLost::Drop), ("fail", RankLost::Fail)]),
             rank_timeout: f.parsed("rank_timeout", |text| parse_duration_ms(text).map(|_| text.to_owned())),
             idle_timeout: f.parsed("idle_timeout", |text| parse_duration_ms(text).map(|_| text.to_owned())),
+            kept_commits: f.whole32("kept_commits", 1),
             restart: f.boolean("restart"),
             consumer: f.parsed("consumer", consumer_name),
             rank: f.whole32("rank", 0),
@@ -190,6 +193,7 @@ impl JobRequest {
             rank_lost: self.rank_lost.unwrap_or_default(),
             rank_timeout_ms: span(self.rank_timeout.as_deref(), "rank_timeout", DEFAULT_RANK_TIMEOUT_MS, problems),
             idle_timeout_ms: span(self.idle_timeout.as_deref(), "idle_timeout", DEFAULT_IDLE_TIMEOUT_MS, problems),
+            kept_commits: self.kept_commits.unwrap_or(DEFAULT_KEPT_COMMITS),
         }
     }
 

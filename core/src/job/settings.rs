@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use super::{
-    Assignment, DEFAULT_BATCH_SIZE, DEFAULT_IDLE_TIMEOUT_MS, DEFAULT_RANK_TIMEOUT_MS, DEFAULT_WINDOW, End, JobSettings, Order, Passes,
-    RankLost, Steps, Visitation,
+    Assignment, DEFAULT_BATCH_SIZE, DEFAULT_IDLE_TIMEOUT_MS, DEFAULT_KEPT_COMMITS, DEFAULT_RANK_TIMEOUT_MS, DEFAULT_WINDOW, End,
+    JobSettings, Order, Passes, RankLost, Steps, Visitation,
 };
 use crate::error::{Error, Result};
 use crate::ids::{DatasetName, JobName};
@@ -36,6 +36,7 @@ impl JobSettings {
             rank_lost: RankLost::default(),
             rank_timeout_ms: DEFAULT_RANK_TIMEOUT_MS,
             idle_timeout_ms: DEFAULT_IDLE_TIMEOUT_MS,
+            kept_commits: DEFAULT_KEPT_COMMITS,
         }
     }
 
@@ -91,23 +92,11 @@ impl JobSettings {
     /// Refuses, in this one place, what the documentation names and this version lacks.
     pub fn check_supported(&self) -> Result<()> {
         let problems = Problems::default();
-        if self.assignment != Assignment::Dynamic {
-            problems.unsupported("assignment", format!("\"{}\" is", word(self.assignment)), "use \"dynamic\"");
-        }
-        if self.visitation != Visitation::AtMostOnce {
-            problems.unsupported("visitation", format!("\"{}\" is", word(self.visitation)), "use \"at_most_once\"");
-        }
         if self.order == Order::Staged {
             problems.unsupported("order", "\"staged\" is", "use \"published\" and wait for the epoch");
         }
         if self.bucket_by.is_some() {
             problems.unsupported("bucket_by", "bucketing by length is", "leave it out");
-        }
-        if self.steps == Steps::Equal {
-            let why = "equal steps (the default from a world size of 2 on) are";
-            problems.unsupported("steps", why, "set `steps` to \"any\" and `end` to \"short\" or \"drop\"");
-        } else if self.end == End::Pad {
-            problems.unsupported("end", "\"pad\" is", "use \"short\" or \"drop\"");
         }
         if self.shuffle == Shuffle::Full {
             problems.unsupported("shuffle", "\"full\" is", "use \"window\", with a larger `window` for a wider mixture");
@@ -145,6 +134,7 @@ impl JobSettings {
             ("rank_lost", value(self.rank_lost)),
             ("rank_timeout", span(self.rank_timeout_ms)),
             ("idle_timeout", span(self.idle_timeout_ms)),
+            ("kept_commits", self.kept_commits.into()),
         ]
     }
 }
@@ -158,6 +148,27 @@ fn word(setting: impl serde::Serialize) -> String {
 }
 
 impl JobSettings {
+    /// Batches go to ranks, not to whoever asks.
+    pub fn is_fixed(&self) -> bool {
+        self.assignment != Assignment::Dynamic
+    }
+
+    /// Every consumer has a rank: by the map, or because equal steps need one quota each.
+    pub fn is_ranked(&self) -> bool {
+        self.is_fixed() || self.steps == Steps::Equal
+    }
+
+    /// What is lost on the way goes out again.
+    pub fn redelivers(&self) -> bool {
+        self.visitation != Visitation::AtMostOnce
+    }
+
+    /// What was granted on a stream that is gone stays its consumer's until it says what it received: it must not be given to two, or counted as
+    /// a step that was made.
+    pub fn awaits_reports(&self) -> bool {
+        self.visitation == Visitation::ExactlyOnce || self.is_ranked()
+    }
+
     /// The error for a consumer whose settings differ from the job's.
     pub fn refuse_difference(&self, asked: &Self) -> Result<()> {
         let differences = self.difference(asked);

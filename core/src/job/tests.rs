@@ -66,15 +66,24 @@ fn a_job_and_a_consumer_need_names() {
 
 #[test]
 fn a_world_above_one_asks_for_equal_steps() {
-    let error = resolve(r#"{"job":"j","dataset":"d","rank":0,"world_size":2}"#).unwrap_err();
-    assert_eq!(error.kind, Kind::Unsupported);
-    assert_eq!(
-        error.to_string(),
-        "job: steps: equal steps (the default from a world size of 2 on) are not supported by this version; \
-         set `steps` to \"any\" and `end` to \"short\" or \"drop\""
-    );
+    let (settings, _) = resolve(r#"{"job":"j","dataset":"d","rank":0,"world_size":2}"#).unwrap();
+    assert_eq!((settings.steps, settings.end), (Steps::Equal, End::Drop));
     let (settings, _) = resolve(r#"{"job":"j","dataset":"d","rank":0,"world_size":1}"#).unwrap();
     assert_eq!((settings.steps, settings.end), (Steps::Any, End::Short));
+}
+
+#[test]
+fn every_visitation_and_assignment_resolves() {
+    for visitation in ["at_most_once", "at_least_once", "exactly_once"] {
+        for assignment in ["dynamic", "static", "rounds"] {
+            for end in ["drop", "pad"] {
+                let json = format!(
+                    r#"{{"job":"j","dataset":"d","rank":0,"world_size":2,"assignment":"{assignment}","visitation":"{visitation}","end":"{end}","kept_commits":5}}"#
+                );
+                assert_eq!(resolve(&json).unwrap().0.kept_commits, 5);
+            }
+        }
+    }
 }
 
 #[test]
@@ -84,13 +93,12 @@ fn what_this_version_lacks_is_refused_in_one_message() {
     )
     .unwrap_err();
     assert_eq!(error.kind, Kind::Unsupported);
-    for key in ["assignment", "visitation", "order", "bucket_by", "steps"] {
+    for key in ["order", "bucket_by"] {
         assert!(error.message.contains(&format!("job: {key}: ")), "{key} in {error}");
     }
+    assert!(!error.message.contains("assignment") && !error.message.contains("visitation"), "{error}");
     let full = resolve(r#"{"job":"j","dataset":"d","consumer":"c","shuffle":"full"}"#).unwrap_err();
     assert_eq!(full.kind, Kind::Unsupported);
-    let pad = resolve(r#"{"job":"j","dataset":"d","consumer":"c","end":"pad"}"#).unwrap_err();
-    assert_eq!(pad.kind, Kind::Unsupported);
 }
 
 #[test]

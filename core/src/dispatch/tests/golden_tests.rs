@@ -4,7 +4,7 @@ use super::super::*;
 use super::world::*;
 use crate::error::{Error, Kind};
 use crate::ids::*;
-use crate::job::Passes;
+use crate::job::{Assignment, End, JobSettings, Passes, Steps, Visitation};
 
 fn changes() -> Vec<Change> {
     let (d, j, w, c) = (dataset("digits"), job("run1"), worker("w-1"), consumer("host-0"));
@@ -38,8 +38,9 @@ fn changes() -> Vec<Change> {
             settings: Box::new(settings("run1", "digits", 64, Passes::List(vec![0, 2]))),
             incarnation: Incarnation(1),
             epochs: vec![EpochId(0), epoch],
+            restored: None,
         },
-        Change::ConsumerJoined { job: j.clone(), consumer: c.clone(), rank: Some(0), acks_by_action: true },
+        Change::ConsumerJoined { job: j.clone(), consumer: c.clone(), rank: Some(0), acks_by_action: true, session: None },
         Change::ConsumerGone { job: j.clone(), consumer: c.clone(), reason: Reason::ConsumerDied },
         Change::StreamOpened { job: j.clone(), stream: StreamId(8), consumer: c.clone(), worker: w.clone(), acks: true },
         Change::StreamClosed { job: j.clone(), stream: StreamId(8), clean: true },
@@ -53,7 +54,54 @@ fn changes() -> Vec<Change> {
         Change::PassEnded { job: j.clone(), pass },
         Change::JobEnded { job: j.clone(), end: JobEnd::Failed(Error::not_found("gone")) },
         Change::JobEnded { job: j.clone(), end: JobEnd::Finished },
-        Change::Watermark { job: j, pass, windows: vec![WindowId(3)], ledger: vec!["a.parquet".into()], number: 2 },
+        Change::Watermark { job: j.clone(), pass, windows: vec![WindowId(3)], ledger: vec!["a.parquet".into()], number: 2 },
+    ]
+    .into_iter()
+    .chain(redelivery_changes())
+    .collect()
+}
+
+/// Written since jobs redeliver, have ranks and commit.
+fn redelivery_changes() -> Vec<Change> {
+    let (j, c, pass) = (job("run1"), consumer("host-0"), PassId(5));
+    let mut taken = Ranges::up_to(3);
+    taken.insert(7, 9);
+    let token = Token::Commit { incarnation: Incarnation(1), commit: 4 };
+    let done = CommittedPass { pass, shape: Some(shape(1_797, 2, 64, 1)), taken };
+    let restored = Restored { token, attempt: Some("a".into()), place: 5, pass: Some(done), joined: Default::default() };
+    let ranked = JobSettings {
+        assignment: Assignment::Rounds,
+        visitation: Visitation::ExactlyOnce,
+        world_size: Some(2),
+        steps: Steps::Equal,
+        end: End::Pad,
+        kept_commits: 7,
+        ..settings("run1", "digits", 64, Passes::Forever)
+    };
+    vec![
+        Change::JobCreated {
+            settings: Box::new(ranked),
+            incarnation: Incarnation(2),
+            epochs: vec![EpochId(0)],
+            restored: Some(Box::new(restored)),
+        },
+        Change::ConsumerJoined { job: j.clone(), consumer: c.clone(), rank: Some(1), acks_by_action: false, session: Some(Session(77)) },
+        Change::ConsumerGone { job: j.clone(), consumer: c.clone(), reason: Reason::Replaced },
+        Change::Reported {
+            job: j.clone(),
+            consumer: c.clone(),
+            number: 2,
+            streams: vec![StreamId(8)],
+            received: vec![(pass, vec![BatchId(6), BatchId(9)])],
+        },
+        Change::Padded { job: j.clone(), pass, stream: StreamId(8), batch: BatchId(1) },
+        Change::EndMoved { job: j.clone(), pass, steps: 12 },
+        Change::RankDropped { job: j.clone(), rank: 1, from: Some((pass, BatchId(10))), end: Some(11) },
+        Change::RankDropped { job: j.clone(), rank: 1, from: None, end: None },
+        Change::CommitCalled { job: j.clone(), consumer: c, commit: 4, call: 1 },
+        Change::Committed { job: j.clone(), commit: 4, place: 5, next: Some(12), uneven: None },
+        Change::Committed { job: j.clone(), commit: 5, place: 5, next: None, uneven: Some("rank 0 is at step 3, others at step 2".into()) },
+        Change::JobEnded { job: j, end: JobEnd::Restored },
     ]
 }
 

@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 
-use super::super::job_state::{Counts, Tally};
+use super::super::pass_state::{Counts, Tally};
 use super::super::spans::{Spans, VisitState};
-use super::super::{Reason, Span, StreamId};
+use super::super::{Mark, Reason, Span, StreamId};
 
 #[derive(Debug, Clone)]
 enum Op {
@@ -35,10 +35,10 @@ proptest! {
         let mut model: Vec<Option<(VisitState, u64)>> = vec![None; SIZE as usize];
         let mut counts = Counts::default();
         for op in ops {
-            let mut tally = Tally::start(counts);
+            let mut tally = Tally::start(counts, 0);
             match op {
                 Op::Cover(from, to, s) => {
-                    let span = Span { from, to, state: VisitState::Granted, stream: Some(StreamId(s)), at_ms: 0, reason: None };
+                    let span = Span { from, to, state: VisitState::Granted, stream: Some(StreamId(s)), at_ms: 0, reason: None, mark: Mark::Open };
                     let free = model[from as usize..to as usize].iter().filter(|m| m.is_none()).count();
                     prop_assert_eq!(spans.cover(span, &mut tally), free as u64);
                     for slot in &mut model[from as usize..to as usize] {

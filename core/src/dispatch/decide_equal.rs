@@ -1,0 +1,149 @@
+//! Ranks and steps: when a rank or a pass is over, where the common end is, and what fills a slot that a lost batch left.
+
+use super::decide::Deciding;
+use super::decide_fixed;
+use super::decide_visits::{self, Asked};
+use super::entry::Change;
+use super::event::{Grant, Granted, Reply};
+use super::job_state::{Job, Stream};
+use super::pass_state::Pass;
+use super::spans::VisitState;
+use crate::error::{Error, Result};
+use crate::ids::{BatchId, WindowId};
+use crate::job::End;
+
+/// Whether a pass is over for everyone.
+pub(super) fn is_over(job: &Job, pass: &Pass) -> bool {
+    let redelivers = job.settings.redelivers();
+    let Some(end) = pass.end else {
+        return pass.pending() == 0 && (!redelivers || pass.counts.open() == 0);
+    };
+    // Whoever was told its end is not called back.
+    let told = |rank: u32| pass.ranks.get(rank as usize).is_some_and(|s| s.told);
+    if !ranks(job, pass).iter().all(|rank| given(pass, *rank) >= end || told(*rank)) {
+        return false;
+    }
+    if redelivers {
+        return pass.counts.open() == 0 && pass.pads.iter().all(|p| p.acknowledged);
+    }
+    // What is still on its way may be lost, and its slot filled; a plain stream's end comes after this.
+    !holds(job, pass, |stream, _| stream.acks)
+}
+
+/// The ranks that the pass goes on with.
+fn ranks(job: &Job, pass: &Pass) -> Vec<u32> {
+    pass.map.as_ref().map_or_else(|| job.ranks().unwrap_or_default(), |map| map.last().ranks.clone())
+}
+
+fn given(pass: &Pass, rank: u32) -> u64 {
+    pass.ranks.get(rank as usize).map_or(0, |s| s.given)
+}
+
+fn holds(job: &Job, pass: &Pass, of: impl Fn(&Stream, VisitState) -> bool) -> bool {
+    let open = pass.windows.values().filter(|w| w.counts().open() > 0).flat_map(|w| w.spans.iter()).filter(|s| !s.state.is_final());
+    let visits = open.into_iter().any(|s| s.stream.and_then(|id| job.streams.get(&id)).is_some_and(|stream| of(stream, s.state)));
+    let pads = pass.pads.iter().filter(|p| !p.acknowledged);
+    visits || pads.into_iter().any(|p| job.streams.get(&p.stream).is_some_and(|stream| of(stream, VisitState::Sent)))
+}
+
+/// What a rank gets next: batches, the end of its pass, or nothing now.
+pub(super) fn next(d: &mut Deciding<'_>, a: &Asked<'_>, rank: u32) -> Result<()> {
+    if a.pass.map.as_ref().is_some_and(|map| map.last().place_of(rank).is_none()) {
+        return Err(Error::failed_precondition(format!(
+            "rank {rank} of job `{}` was lost, and the others went on without it",
+            a.job.settings.job
+        ))
+        .with_remedy("restore a commit to take it in again"));
+    }
+    let has = given(a.pass, rank);
+    let left = match a.pass.end {
+        Some(_) if moves_end(d, a) => return Ok(()),
+        Some(end) => end.saturating_sub(has),
+        None => u64::MAX,
+    };
+    let own = a.pass.map.as_ref().and_then(|map| decide_fixed::next_own(a.pass, map, rank));
+    if left == 0 || (a.pass.end.is_none() && own.is_none()) {
+        done(d, a);
+        return Ok(());
+    }
+    match (&a.pass.map, own) {
+        (Some(map), Some(batch)) => decide_fixed::grant_own(d, a, map, batch, left.min(a.most)),
+        (Some(_), None) => {
+            if !decide_fixed::grant_tail(d, a) {
+                pad(d, a, rank, has);
+            }
+        }
+        (None, _) if a.pass.pending() > 0 => decide_visits::grant_any(d, a, left.min(a.most)),
+        (None, _) => pad(d, a, rank, has),
+    }
+    Ok(())
+}
+
+/// The rank has all of its pass. With redelivery on, the pass ends for everyone at once.
+fn done(d: &mut Deciding<'_>, a: &Asked<'_>) {
+    let waits = a.job.settings.redelivers();
+    let mine = |stream: &Stream, state| stream.consumer == a.stream.consumer && (stream.acks || state == VisitState::Granted);
+    if waits || holds(a.job, a.pass, mine) {
+        return;
+    }
+    let at = a.job.consumers.get(&a.stream.consumer).map_or(0, |c| c.at);
+    decide_visits::end_of_pass(d, &a.job.settings.job, a.job, a.stream, at);
+    d.job_changed(&a.job.settings.job);
+}
+
+/// Moves the common end earlier where lost batches leave too few for all; told to all.
+fn moves_end(d: &mut Deciding<'_>, a: &Asked<'_>) -> bool {
+    let (Some(end), false) = (a.pass.end, a.job.settings.end == End::Pad || a.pass.counts.lost == 0) else { return false };
+    let ranks = ranks(a.job, a.pass);
+    let to = match &a.pass.map {
+        Some(map) => decide_fixed::common_end(a.pass, map, end),
+        None => {
+            let least = ranks.iter().map(|r| given(a.pass, *r)).max().unwrap_or(0);
+            let needed = |end: u64| ranks.iter().map(|r| end.saturating_sub(given(a.pass, *r))).sum::<u64>();
+            let mut to = end;
+            while to > least && needed(to) > a.pass.pending() {
+                to -= 1;
+            }
+            to
+        }
+    };
+    if to == end {
+        return false;
+    }
+    let job = a.job.settings.job.clone();
+    d.job_changed(&job);
+    d.push(Change::EndMoved { job, pass: a.pass_id, steps: to });
+    true
+}
+
+/// Repeats an earlier batch, so that the rank makes as many steps as the others.
+fn pad(d: &mut Deciding<'_>, a: &Asked<'_>, rank: u32, has: u64) {
+    let pass = a.pass;
+    let (Some(end), batches) = (pass.end, pass.deliverable) else { return };
+    let slots: u64 = ranks(a.job, pass).iter().map(|r| end.saturating_sub(given(pass, *r))).sum();
+    // As long as something real can still come, nothing is repeated.
+    if batches == 0 || slots <= pass.pending() {
+        return;
+    }
+    let mine = |stream: &super::state::StreamId| a.job.streams.get(stream).is_some_and(|s| s.consumer == a.stream.consumer);
+    let confusing = |batch: u64| {
+        let held = pass.visit(BatchId(batch)).is_some_and(|s| !s.state.is_final() && s.stream.as_ref().is_some_and(mine));
+        held || pass.pads.iter().any(|p| p.batch.0 == batch && !p.acknowledged && mine(&p.stream))
+    };
+    let first = u64::from(rank).wrapping_add(has) % batches;
+    let Some(batch) = (0..batches).map(|n| (first + n) % batches).find(|b| !confusing(*b)) else { return };
+    let (window, _) = pass.place(BatchId(batch));
+    d.push(Change::Padded { job: a.job.settings.job.clone(), pass: a.pass_id, stream: a.id, batch: BatchId(batch) });
+    d.reply(Reply::Granted(Granted::Batches(Grant {
+        pass: a.pass_id,
+        epoch: pass.shape.epoch,
+        version: pass.shape.version,
+        selection: pass.shape.selection.clone(),
+        window,
+        attempt: pass.windows.get(&WindowId(window.0)).map_or_else(Default::default, |w| w.attempt),
+        batches: batch..batch + 1,
+        every: 1,
+        step: pass.map.as_ref().map(|_| has),
+        padding: true,
+    })));
+}

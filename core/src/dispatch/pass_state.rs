@@ -1,0 +1,275 @@
+//! A pass as it stands: its windows and their open visits.
+
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::digests::Digests;
+use super::map::Map;
+use super::ranges::Ranges;
+use super::spans::{Mark, Span, Spans, VisitState};
+use super::state::StreamId;
+use crate::ids::{Attempt, BatchId, EpochId, VersionId, WindowId, WorkerName};
+
+/// How many batches are in each state; pending ones are what is left of the total.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Counts {
+    pub granted: u64,
+    pub sent: u64,
+    pub acknowledged: u64,
+    pub lost: u64,
+    pub dropped: u64,
+}
+
+impl Counts {
+    pub fn total(&self) -> u64 {
+        self.granted + self.sent + self.acknowledged + self.lost + self.dropped
+    }
+
+    /// Granted and sent: what may still be acknowledged or lost.
+    pub fn open(&self) -> u64 {
+        self.granted + self.sent
+    }
+
+    pub fn plus(&self, other: &Counts) -> Counts {
+        Counts {
+            granted: self.granted + other.granted,
+            sent: self.sent + other.sent,
+            acknowledged: self.acknowledged + other.acknowledged,
+            lost: self.lost + other.lost,
+            dropped: self.dropped + other.dropped,
+        }
+    }
+
+    pub(super) fn slot(&mut self, state: VisitState) -> &mut u64 {
+        match state {
+            VisitState::Granted => &mut self.granted,
+            VisitState::Sent => &mut self.sent,
+            VisitState::Acknowledged => &mut self.acknowledged,
+            VisitState::Lost => &mut self.lost,
+            VisitState::Dropped => &mut self.dropped,
+        }
+    }
+
+    pub(super) fn add(&mut self, state: VisitState, n: u64) {
+        *self.slot(state) += n;
+    }
+
+    pub(super) fn remove(&mut self, state: VisitState, n: u64) {
+        let slot = self.slot(state);
+        *slot = slot.saturating_sub(n);
+    }
+}
+
+/// What a change of spans did: to the window's counts, and to what each stream has.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    counts: Counts,
+    pub(super) uncommitted: u64,
+    pub(super) streams: Vec<(StreamId, Share)>,
+    /// Places that are pending again.
+    pub(super) returned: Vec<(u32, u32)>,
+}
+
+/// How a stream's share of the visits changed.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Share {
+    /// Granted and sent.
+    pub held: i64,
+    /// Granted, sent and acknowledged.
+    pub given: i64,
+    pub lost: i64,
+}
+
+impl Tally {
+    pub(super) fn start(counts: Counts, uncommitted: u64) -> Self {
+        Self { counts, uncommitted, ..Self::default() }
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    pub(super) fn add(&mut self, span: &Span, n: u64) {
+        self.counts.add(span.state, n);
+        self.uncommitted += if is_uncommitted(span) { n } else { 0 };
+        self.share(span, i64::try_from(n).unwrap_or(i64::MAX));
+    }
+
+    pub(super) fn remove(&mut self, span: &Span, n: u64) {
+        self.counts.remove(span.state, n);
+        self.uncommitted = self.uncommitted.saturating_sub(if is_uncommitted(span) { n } else { 0 });
+        self.share(span, -i64::try_from(n).unwrap_or(i64::MAX));
+    }
+
+    fn share(&mut self, span: &Span, n: i64) {
+        let Some(stream) = span.stream else { return };
+        let share = match span.state {
+            VisitState::Granted | VisitState::Sent => Share { held: n, given: n, lost: 0 },
+            VisitState::Acknowledged => Share { held: 0, given: n, lost: 0 },
+            VisitState::Lost => Share { held: 0, given: 0, lost: n },
+            VisitState::Dropped => Share::default(),
+        };
+        self.streams.push((stream, share));
+    }
+}
+
+fn is_uncommitted(span: &Span) -> bool {
+    span.state == VisitState::Acknowledged && span.mark != Mark::Committed
+}
+
+/// What a plan says about a pass, pinned when the pass starts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PassShape {
+    pub version: VersionId,
+    pub epoch: EpochId,
+    /// Rows that pass the filter.
+    pub rows: u64,
+    /// Rows of a window; the last may have fewer.
+    pub window_rows: u64,
+    pub batches_per_window: u64,
+    /// Where the filter's selection is kept under the root, pinned with the version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selection: Option<String>,
+}
+
+/// One window with its visits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Window {
+    /// Of the newest lease.
+    pub attempt: Attempt,
+    /// Who has the lease; null when it was taken back.
+    pub worker: Option<WorkerName>,
+    pub size: u32,
+    pub spans: Spans,
+    /// Digests of sent batches by their place in the window, in order.
+    #[serde(default, skip_serializing_if = "Digests::is_empty")]
+    pub digests: Digests,
+    pub(super) counts: Counts,
+    /// Acknowledged batches that are in no commit.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) uncommitted: u64,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+impl Window {
+    pub(super) fn new(size: u32) -> Self {
+        Self {
+            attempt: Attempt(0),
+            worker: None,
+            size,
+            spans: Spans::default(),
+            digests: Digests::default(),
+            counts: Counts::default(),
+            uncommitted: 0,
+        }
+    }
+
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    pub fn pending(&self) -> u64 {
+        u64::from(self.size) - self.counts.total()
+    }
+
+    /// Every visit is final.
+    pub fn is_closed(&self) -> bool {
+        self.pending() == 0 && self.counts.open() == 0
+    }
+
+    pub fn digest(&self, at: u32) -> Option<u64> {
+        self.digests.get(at)
+    }
+
+    pub fn uncommitted(&self) -> u64 {
+        self.uncommitted
+    }
+
+    /// Bytes of memory behind it.
+    pub(super) fn memory(&self) -> usize {
+        self.spans.memory() + self.digests.memory() + self.worker.as_ref().map_or(0, |w| w.0.capacity())
+    }
+}
+
+/// One traversal, from the decision to start it until all of it is in the ledger.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Pass {
+    pub shape: PassShape,
+    /// All batches, dropped ones included.
+    pub batches: u64,
+    /// Batches below this may be granted; the others were dropped when the pass began.
+    pub deliverable: u64,
+    /// Windows below this have been leased.
+    pub next_window: WindowId,
+    /// Windows with visits that are not in the ledger, and windows with a lease.
+    pub windows: BTreeMap<WindowId, Window>,
+    /// Of those, the ones with pending batches.
+    pub(super) available: BTreeSet<WindowId>,
+    /// Of those, the ones whose visits are all final.
+    pub(super) closed: BTreeSet<WindowId>,
+    /// Batches of those.
+    pub(super) closed_batches: u64,
+    /// Of the whole pass, the ledger's part included.
+    pub counts: Counts,
+    /// What is in the ledger.
+    pub ledger: Counts,
+    /// Nothing is pending any more: told to all as one decision.
+    pub ended: bool,
+    /// Closed windows keep acknowledged batches that a consumer's death may return until they are committed.
+    #[serde(default)]
+    pub(super) exactly_once: bool,
+    /// Where this incarnation began in it.
+    #[serde(default)]
+    pub first: u64,
+    /// Of `static` and `rounds`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub map: Option<Map>,
+    /// The common end in steps, where steps are equal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<u64>,
+    /// By rank: what it has, padding included; what it lost; and what it got beside its own share.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) ranks: Vec<RankShare>,
+    /// In `rounds`: batches below this were sent, or are final.
+    #[serde(default)]
+    pub(super) lead: u64,
+    #[serde(default)]
+    pub(super) rounds: bool,
+    /// Acknowledged batches that are in the ledger, or in an earlier incarnation's commit. For dynamic jobs.
+    #[serde(default, skip_serializing_if = "Ranges::is_empty")]
+    pub(super) taken: Ranges,
+    /// Windows that went to the ledger before anybody leased them.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(super) skipped: BTreeSet<WindowId>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) pads: Vec<Pad>,
+}
+
+/// What a rank has of a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct RankShare {
+    /// Granted, sent and acknowledged batches, and padding.
+    pub given: u64,
+    pub lost: u64,
+    /// Batches from the pass's tail, and padding.
+    pub filled: u64,
+    /// It was told that its pass is over: it is not called back.
+    #[serde(default)]
+    pub told: bool,
+    /// No window below this has a pending batch of the rank.
+    pub(super) cursor: WindowId,
+}
+
+/// A batch that was repeated for a rank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pad {
+    pub stream: StreamId,
+    pub rank: u32,
+    pub batch: BatchId,
+    pub acknowledged: bool,
+    /// Whether it is in a commit.
+    pub mark: Mark,
+}
