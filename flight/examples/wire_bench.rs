@@ -60,7 +60,19 @@ impl Window {
         let total = CHUNK * CHUNKS;
         let rows = (0..BATCH).map(|i| ((batch * BATCH + i) * 7919) % total).map(|row| ((row / CHUNK) as u32, (row % CHUNK) as u32));
         let (batch, job) = (batch as u64, "bench".to_owned());
-        let meta = BatchMeta { job, pass: 0, epoch: 0, step: None, batch, part: 0, parts: 0, window: 0, rows: 0, digest: String::new() };
+        let meta = BatchMeta {
+            job,
+            pass: 0,
+            epoch: 0,
+            step: None,
+            batch,
+            part: 0,
+            parts: 0,
+            window: 0,
+            rows: 0,
+            digest: String::new(),
+            padding: false,
+        };
         BatchPart { chunks: Arc::clone(&self.chunks), rows: rows.collect(), meta }
     }
 }

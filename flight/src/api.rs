@@ -207,6 +207,9 @@ pub struct BatchMeta {
     pub rows: u64,
     /// XXH3-64 over the whole batch's row keys, 16 hex digits.
     pub digest: String,
+    /// Repeats an earlier batch, so that every rank has as many steps (`end = "pad"`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub padding: bool,
 }
 
 /// `app_metadata` of the message that ends a stream: `{"end":"pass"|"job"|"drain"}`.

@@ -172,10 +172,22 @@ pub enum GrantedMessage {
         window: WindowId,
         attempt: Attempt,
         batches: Range<u64>,
+        /// From one batch to the next.
+        #[serde(default = "one")]
+        every: u64,
+        /// Of the first batch, where ranks take turns.
+        #[serde(default)]
+        step: Option<u64>,
+        #[serde(default)]
+        padding: bool,
     },
     EndOfPass(PassId),
     EndOfJob,
     Drain,
+}
+
+fn one() -> u64 {
+    1
 }
 
 /// The answer to an [`Ask`].

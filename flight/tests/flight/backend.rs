@@ -150,8 +150,19 @@ impl JobStream for Stream {
         let rows = self.order.rows(self.at);
         self.told.asked.fetch_add(1, SeqCst);
         let (batch, job) = (self.at, "run1".to_owned());
-        let meta =
-            BatchMeta { job, pass: 0, epoch: 0, step: None, batch, part: 0, parts: 0, window: 0, rows: 0, digest: format!("{batch:016x}") };
+        let meta = BatchMeta {
+            job,
+            pass: 0,
+            epoch: 0,
+            step: None,
+            batch,
+            part: 0,
+            parts: 0,
+            window: 0,
+            rows: 0,
+            digest: format!("{batch:016x}"),
+            padding: false,
+        };
         self.at += 1;
         Ok(JobEvent::Batch(BatchPart { chunks: self.chunks.clone(), rows, meta }))
     }

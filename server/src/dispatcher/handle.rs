@@ -5,7 +5,7 @@ use forebay_core::dispatch::{
     self, Event, Granted, OpenedJob, Quarantined, Reply, RunRequest, RunSpec, RunStatus, State, StreamId, TaskLease, Volatile,
 };
 use forebay_core::ids::{BatchId, ConsumerName, DatasetName, Incarnation, JobName, PassId, WorkerName};
-use forebay_core::job::{ConsumerSettings, JobSettings};
+use forebay_core::job::{ConsumerSettings, JobSettings, Visitation};
 use forebay_core::shard::ShardMeta;
 use forebay_core::{Error, Kind, Result};
 use forebay_storage::journal::Journal;
@@ -281,6 +281,11 @@ impl Dispatcher {
     /// `NotFound` for no such dataset, `AlreadyExists` with the difference for other settings, `FailedPrecondition` "finished".
     pub async fn open_job(&self, settings: JobSettings, consumer: ConsumerSettings) -> Result<OpenedJob> {
         settings.check_supported()?;
+        // The decisions are made for it, and consumers can't report what they received or commit yet.
+        if settings.visitation == Visitation::ExactlyOnce {
+            return Err(Error::unsupported("job: visitation: \"exactly_once\" is not supported by this version")
+                .with_remedy("use \"at_least_once\", or \"at_most_once\" with its account of losses"));
+        }
         let (settings, consumer, planner) = (&settings, &consumer, &self.local()?.planner);
         let reply = self.ask_patiently(|_| async move {
             let stored = planner.stored(&settings.dataset, settings.version).await?.map(Box::new);

@@ -337,8 +337,8 @@ fn lease_ref(lease: &TaskLease) -> LeaseRef {
 
 fn granted(message: GrantedMessage) -> Granted {
     match message {
-        GrantedMessage::Batches { pass, epoch, version, selection, window, attempt, batches } => {
-            Granted::Batches(Grant { pass, epoch, version, selection, window, attempt, batches })
+        GrantedMessage::Batches { pass, epoch, version, selection, window, attempt, batches, every, step, padding } => {
+            Granted::Batches(Grant { pass, epoch, version, selection, window, attempt, batches, every, step, padding })
         }
         GrantedMessage::EndOfPass(pass) => Granted::EndOfPass(pass),
         GrantedMessage::EndOfJob => Granted::EndOfJob,

@@ -138,7 +138,7 @@ impl ServedStream {
             if let Some(block) = self.block.take()
                 && let Some(since) = block.since
             {
-                self.pace.taken(block.grant.batches.end - block.grant.batches.start, since.elapsed());
+                self.pace.taken(block.grant.each().count() as u64, since.elapsed());
             }
             match self.granted().await? {
                 Granted::Batches(grant) => self.block = Some(Block { left: grant.batches.clone(), grant, since: None }),
@@ -224,6 +224,8 @@ impl ServedStream {
         let mut chunks = Arc::clone(&data.chunks);
         if self.served.behind.is_some() {
             let slots = Arc::clone(&self.serving.reader.making);
+            // A rank's batches are not neighbours: only the one at hand is made.
+            let left = if grant.every > 1 { left.start..left.start + 1 } else { left };
             let from = MakingOf { pass: Arc::clone(&pass), served: Arc::clone(&self.served), data, slots };
             let made = self.making.first(&from, left).await?;
             found.rows = (0..made.num_rows() as u32).map(|row| (0, row)).collect();
@@ -236,13 +238,14 @@ impl ServedStream {
             job: self.of.job.as_str().to_owned(),
             pass: grant.pass.0,
             epoch: grant.epoch.0,
-            step: None,
+            step: grant.step.map(|first| first + (batch.0 - grant.batches.start) / grant.every.max(1)),
             batch: batch.0,
             part: 0,
             parts: 1,
             window: grant.window.0,
             rows: found.rows.len() as u64,
             digest: digest::hex(found.digest),
+            padding: grant.padding,
         };
         Ok(BatchPart { chunks, rows: found.rows, meta })
     }
@@ -287,7 +290,7 @@ impl JobStream for ServedStream {
         // Reading may have taken long; what is sent after the lease counts as lost already.
         self.check_lease()?;
         if let Some(block) = &mut self.block {
-            block.left.start += 1;
+            block.left.start = (block.left.start + grant.every.max(1)).min(block.left.end);
             block.since.get_or_insert_with(Instant::now);
             let last_half = (block.left.end - block.left.start) * 2 <= grant.batches.end - grant.batches.start;
             if last_half && self.next_grant.is_none() && self.pace.asks_ahead() {
