@@ -41,10 +41,10 @@ impl Cluster {
         Self { home, addresses }
     }
 
-    /// Each file takes a second behind the step without using the processor, so that a run lasts long enough to be disturbed anywhere.
+    /// Each file is a task or two, and takes a second behind the step without using the processor, so that a run lasts long enough to be disturbed anywhere.
     pub fn napping(files: usize, rows: usize, step: &str) -> Self {
         let cluster = Self::new(files, rows, step);
-        let nap = "[[steps]]\nname = \"nap\"\npython = \"nap:nap\"\n";
+        let nap = "[source.options]\ntask_size = \"1KB\"\n[[steps]]\nname = \"nap\"\npython = \"nap:nap\"\n";
         cluster.home.write("p.toml", csv_pipeline("numbers", step, nap));
         let code =
             format!("import time\n\n\ndef nap(batch):\n    time.sleep(batch.num_rows / {rows})\n    return batch.select([\"n\", \"h\"])\n");
