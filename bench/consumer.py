@@ -39,7 +39,9 @@ def forebay_loader(args) -> tuple[int, int, float]:
     with forebay.connect(args.server) as client:
         started = time.perf_counter()
         first, rows, size = 0.0, 0, 0
-        with client.loader(args.dataset, columns=args.columns.split(","), batch_size=args.batch_size, epochs=1, seed=args.seed) as loader:
+        with client.loader(
+            args.dataset, columns=args.columns.split(","), batch_size=args.batch_size, epochs=1, seed=args.seed
+        ) as loader:
             for batch in loader:
                 first = first or time.perf_counter() - started
                 rows += len(next(iter(batch.values())))

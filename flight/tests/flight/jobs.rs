@@ -46,8 +46,8 @@ async fn settle(told: &Told) -> u64 {
 
 #[tokio::test]
 async fn do_get_carries_metadata_and_ends_with_the_end() {
-    // Batches of 3.2 MB: two parts each.
-    let server = Running::open(Double::new(200, 32_000, 100)).await;
+    // Batches of 12 MB: six parts each.
+    let server = Running::open(Double::new(200, 120_000, 100)).await;
     let mut raw = server.raw().await;
     let info = raw.get_flight_info(FlightDescriptor::new_cmd(JOB)).await.unwrap().into_inner();
     assert_eq!((info.endpoint.len(), info.total_records), (1, 400));
@@ -60,7 +60,7 @@ async fn do_get_carries_metadata_and_ends_with_the_end() {
             Decoded::Schema(_) => assert!(metadata.is_empty()),
             Decoded::Batch(batch) => {
                 let meta: BatchMeta = serde_json::from_slice(&metadata).unwrap();
-                assert_eq!((meta.rows as usize, meta.parts, meta.job.as_str()), (batch.num_rows(), 2, "run1"));
+                assert_eq!((meta.rows as usize, meta.parts, meta.job.as_str()), (batch.num_rows(), 6, "run1"));
                 let ids = batch["_id"].as_primitive::<Int64Type>().values().to_vec();
                 seen.push((meta.batch, meta.part, ids));
             }
@@ -68,17 +68,18 @@ async fn do_get_carries_metadata_and_ends_with_the_end() {
         }
     }
     assert_eq!(end.as_deref(), Some("{\"end\":\"job\"}"));
-    assert_eq!(seen.iter().map(|s| (s.0, s.1)).collect::<Vec<_>>(), [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]);
+    let parts: Vec<(u64, u32)> = (0..4).flat_map(|batch| (0..6).map(move |part| (batch, part))).collect();
+    assert_eq!(seen.iter().map(|s| (s.0, s.1)).collect::<Vec<_>>(), parts);
     for b in 0..4 {
         let got: Vec<i64> = seen.iter().filter(|s| s.0 == b).flat_map(|s| s.2.clone()).collect();
         assert_eq!(got, server.double.ids(b));
     }
     assert_eq!(server.double.told.finished.load(SeqCst), 1);
 
-    // A schema, eight parts, an end; all closed.
+    // A schema, 24 parts, an end; all closed.
     drop(stream);
-    assert_eq!(server.stats.messages.load(SeqCst), 10);
-    assert!(server.stats.bytes.load(SeqCst) > 400 * 32_000);
+    assert_eq!(server.stats.messages.load(SeqCst), 26);
+    assert!(server.stats.bytes.load(SeqCst) > 400 * 120_000);
     eventually("the stream is closed", || server.stats.streams.load(SeqCst) == 0).await;
 }
 

@@ -6,12 +6,7 @@ use std::time::Duration;
 use super::support::{Cluster, LEASE, TAKEOVER};
 use crate::support::{Home, eventually, text};
 
-/// A step that costs some milliseconds a row, so that a run lasts long enough to be disturbed.
-fn slow() -> String {
-    let hash = |i| format!("encode(sha512(repeat(CAST(n + {i} AS VARCHAR), 20000)), 'hex')");
-    let hashes: Vec<String> = (0..40).map(hash).collect();
-    format!("SELECT n, encode(sha256(concat({})), 'hex') AS h FROM input", hashes.join(", "))
-}
+const STEP: &str = "SELECT n, encode(sha256(CAST(n AS VARCHAR)), 'hex') AS h FROM input";
 
 /// All stored rows in key order, as text.
 fn stored(sql: impl Fn(&str) -> String) -> String {
@@ -25,7 +20,9 @@ fn alone(cluster: &Cluster) -> String {
         let path = entry.unwrap().path();
         home.write(&format!("data/{}", path.file_name().unwrap().to_str().unwrap()), std::fs::read(&path).unwrap());
     }
-    home.write("p.toml", std::fs::read(cluster.home.path("p.toml")).unwrap());
+    for name in ["p.toml", "nap.py"] {
+        home.write(name, std::fs::read(cluster.home.path(name)).unwrap());
+    }
     home.ok(&["materialize", "p.toml"]);
     stored(|query| home.ok(&["sql", query, "--format", "csv"]))
 }
@@ -36,7 +33,7 @@ fn staged(cluster: &Cluster) -> i64 {
 
 #[test]
 fn s05_s25_a_run_survives_a_killed_and_a_paused_worker_with_every_row_once() {
-    let cluster = Cluster::new(16, 250, &slow());
+    let cluster = Cluster::napping(16, 250, STEP);
     let _dispatcher = cluster.dispatcher(0);
     let mut killed = cluster.worker("killed");
     let paused = cluster.worker("paused");
@@ -77,7 +74,7 @@ fn s18_client_and_worker_may_start_before_the_dispatcher() {
 
 #[test]
 fn s13_a_run_goes_on_under_the_standby_when_the_leader_is_killed() {
-    let cluster = Cluster::new(12, 200, &slow());
+    let cluster = Cluster::napping(12, 200, STEP);
     let mut first = cluster.dispatcher(0);
     cluster.leads(0, TAKEOVER);
     let _second = cluster.dispatcher(1);

@@ -41,6 +41,17 @@ impl Cluster {
         Self { home, addresses }
     }
 
+    /// Each file is a task or two, and takes a second behind the step without using the processor, so that a run lasts long enough to be disturbed anywhere.
+    pub fn napping(files: usize, rows: usize, step: &str) -> Self {
+        let cluster = Self::new(files, rows, step);
+        let nap = "[source.options]\ntask_size = \"1KB\"\n[[steps]]\nname = \"nap\"\npython = \"nap:nap\"\n";
+        cluster.home.write("p.toml", csv_pipeline("numbers", step, nap));
+        let code =
+            format!("import time\n\n\ndef nap(batch):\n    time.sleep(batch.num_rows / {rows})\n    return batch.select([\"n\", \"h\"])\n");
+        cluster.home.write("nap.py", code);
+        cluster
+    }
+
     /// `grpc://A,grpc://B`
     pub fn servers(&self) -> String {
         self.addresses.iter().map(|a| format!("grpc://{a}")).collect::<Vec<_>>().join(",")
@@ -50,7 +61,11 @@ impl Cluster {
         let root = self.home.root();
         let args = ["dispatcher", "--root", &root, "--listen", &self.addresses[number], "--http", "127.0.0.1:0", "--lease", "15s"];
         // Clients' files are read by the server here.
-        std::fs::write(self.home.path("forebay.toml"), format!("sources.allow = [\"{}\"]\n", self.home.path("data").display())).unwrap();
+        std::fs::write(
+            self.home.path("forebay.toml"),
+            format!("sources.allow = [\"{}\"]\npython.allow = true\n", self.home.path("data").display()),
+        )
+        .unwrap();
         self.home.start(&args)
     }
 
