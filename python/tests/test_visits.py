@@ -27,7 +27,14 @@ def draw(client, world: int, job: str, passes: int = 2, **settings) -> list[list
         try:
             with forebay.connect(client.address) as own:
                 loader = own.loader(
-                    "points", batch_size=BATCH, epochs=passes, job=job, rank=number, world_size=world, timeout=60, **settings
+                    "points",
+                    batch_size=BATCH,
+                    epochs=passes,
+                    job=job,
+                    rank=number,
+                    world_size=world,
+                    timeout=60,
+                    **settings,
                 )
                 with loader:
                     for _ in range(passes):
@@ -56,7 +63,9 @@ def test_ranks_get_every_fourth_batch_step_by_step(client, assignment):
     for rank, metas in enumerate(got):
         assert [(m["pass"], m["batch"]) for m in metas] == [(p, 4 * s + rank) for p in range(2) for s in range(8)]
         assert [m["step"] for m in metas] == [*range(8)] * 2
-    dropped = client.sql(f"SELECT batch FROM system.losses WHERE job = 'every-{assignment}' AND pass = 1 ORDER BY batch")
+    dropped = client.sql(
+        f"SELECT batch FROM system.losses WHERE job = 'every-{assignment}' AND pass = 1 ORDER BY batch"
+    )
     assert dropped["batch"].to_pylist() == [32, 33], "the partial last round is dropped, and listed"
 
 
@@ -128,9 +137,12 @@ def test_exactly_once_is_refused_by_name(client):
 
 def test_a_missing_rank_holds_a_round_up_no_longer_than_said(client):
     begun = time.monotonic()
-    with client.loader(
-        "points", batch_size=BATCH, epochs=1, job="alone", rank=0, world_size=2, assignment="rounds", timeout=3
-    ) as loader, pytest.raises(forebay.Cancelled):
+    with (
+        client.loader(
+            "points", batch_size=BATCH, epochs=1, job="alone", rank=0, world_size=2, assignment="rounds", timeout=3
+        ) as loader,
+        pytest.raises(forebay.Cancelled),
+    ):
         for _ in loader:
             pass
     assert time.monotonic() - begun < 30
