@@ -125,7 +125,9 @@ class Loader:
             if self._settings["end"] == "drop" or (world > 1 and self._settings["end"] is None):
                 batches = plan["rows"] // plan["batch_size"]
             equal = self._settings["steps"] == "equal" or (world > 1 and self._settings["steps"] is None)
-            self._length = batches // world if equal else batches
+            if equal:
+                batches = -(-batches // world) if self._settings["end"] == "pad" else batches // world
+            self._length = batches
         return self._length
 
     def set_epoch(self, n: int) -> None:

@@ -72,7 +72,8 @@ def test_ranks_get_every_fourth_batch_step_by_step(client, assignment):
 def test_the_map_does_not_change_what_is_in_a_batch(client):
     static = draw(client, 4, "same-static", passes=1, assignment="static", steps="any", end="short")
     with client.loader("points", batch_size=BATCH, epochs=1) as loader:
-        alone = {loader.meta["batch"]: [int(x) for x in batch["x"]] for batch in loader}
+        pairs = [(loader.meta["batch"], [int(x) for x in batch["x"]]) for batch in loader]
+    alone = dict(pairs)
     assert {m["batch"]: m["x"] for rank in static for m in rank} == alone
     assert sorted(x for rows in alone.values() for x in rows) == list(range(ROWS))
 
@@ -81,6 +82,8 @@ def test_the_map_does_not_change_what_is_in_a_batch(client):
 def test_padding_repeats_batches_until_all_ranks_have_as_many(client, assignment):
     got = draw(client, 4, f"pad-{assignment}", assignment=assignment, end="pad")
     assert [len(rank) for rank in got] == [18] * 4
+    with client.loader("points", batch_size=BATCH, job="len", rank=0, world_size=4, end="pad") as loader:
+        assert len(loader) == 9
     for number in range(2):
         assert batches(got, number) == list(range(BATCHES)), "nothing is dropped, and padding is flagged"
 
