@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::dispatcher::check_served;
+
 use super::args::{Connection, passes, word};
 use super::connect::{Access, interrupted, with_interrupt};
 use super::format::{Format, Writer};
@@ -131,7 +133,8 @@ fn request(args: &ReadArgs) -> Result<JobRequest> {
     let ranked = matches!(request.assignment, Some(Assignment::Static | Assignment::Rounds));
     let (world_size, rank) = if ranked { (Some(args.consumers), Some(0)) } else { (None, None) };
     let probe = JobRequest { consumer: Some("probe".to_owned()), world_size, rank, ..request.clone() };
-    probe.resolve(forebay_core::pipeline::Shuffle::Window).map_err(as_flags)?;
+    let (settings, _) = probe.resolve(forebay_core::pipeline::Shuffle::Window).map_err(as_flags)?;
+    check_served(&settings).map_err(as_flags)?;
     Ok(request)
 }
 

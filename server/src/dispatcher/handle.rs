@@ -29,6 +29,15 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Reads of the Delta log that may lag behind the journal before it is believed.
 const SURE_AFTER: u32 = 5;
 
+/// Refuses what `core` decides and the wire can't carry yet: consumers have no way to report what they received, or to commit.
+pub(crate) fn check_served(settings: &JobSettings) -> Result<()> {
+    if settings.visitation == Visitation::ExactlyOnce {
+        return Err(Error::unsupported("job: visitation: \"exactly_once\" is not supported by this version")
+            .with_remedy("use \"at_least_once\", or \"at_most_once\" with its account of losses"));
+    }
+    Ok(())
+}
+
 /// The dispatcher, as the rest of the process sees it. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Dispatcher {
@@ -281,11 +290,7 @@ impl Dispatcher {
     /// `NotFound` for no such dataset, `AlreadyExists` with the difference for other settings, `FailedPrecondition` "finished".
     pub async fn open_job(&self, settings: JobSettings, consumer: ConsumerSettings) -> Result<OpenedJob> {
         settings.check_supported()?;
-        // The decisions are made for it, and consumers can't report what they received or commit yet.
-        if settings.visitation == Visitation::ExactlyOnce {
-            return Err(Error::unsupported("job: visitation: \"exactly_once\" is not supported by this version")
-                .with_remedy("use \"at_least_once\", or \"at_most_once\" with its account of losses"));
-        }
+        check_served(&settings)?;
         let (settings, consumer, planner) = (&settings, &consumer, &self.local()?.planner);
         let reply = self.ask_patiently(|_| async move {
             let stored = planner.stored(&settings.dataset, settings.version).await?.map(Box::new);

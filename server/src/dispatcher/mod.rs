@@ -29,6 +29,7 @@ pub use forebay_core::dispatch::{
     StoredDataset, StreamId, TaskLease,
 };
 pub use handle::Dispatcher;
+pub(crate) use handle::check_served;
 pub use remote::RemoteDispatcher;
 
 /// What the dispatcher asks of the rest of the engine.

@@ -49,7 +49,10 @@ fn wrong_settings_are_refused_as_flags_without_a_server() {
     );
     let error = asked(&["digits", "--visitation", "exactly_once"]).unwrap_err();
     assert_eq!(error.kind, Kind::Unsupported);
-    assert_eq!(error.to_string(), "--visitation: \"exactly_once\" is not supported by this version; use \"at_most_once\"");
+    assert_eq!(
+        error.to_string(),
+        "--visitation: \"exactly_once\" is not supported by this version; use \"at_least_once\", or \"at_most_once\" with its account of losses"
+    );
     assert!(asked(&["digits", "--epochs", "1,1"]).unwrap_err().to_string().contains("pass 1 is named twice"));
     assert!(asked(&["No"]).unwrap_err().to_string().contains("is not a dataset name"));
 }
