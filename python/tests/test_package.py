@@ -103,7 +103,6 @@ def test_errors_keep_their_kind():
 
 def test_wrong_settings_are_refused_before_a_server_is_asked():
     for settings, kind in [
-        ({"format": "jax"}, forebay.Unsupported),
         ({"format": "numpyy"}, forebay.BadInput),
         ({"prefetch_batches": 0}, forebay.BadInput),
         ({"world_size": 2, "rank": 0}, forebay.BadInput),
