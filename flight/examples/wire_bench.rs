@@ -135,7 +135,7 @@ impl Backend for Window {
     }
 
     async fn open_job(&self, _: &str) -> Result<JobFlight> {
-        Ok(JobFlight { schema: self.schema(), payload: Value::Null, rows: Some(ROWS as u64) })
+        Ok(JobFlight { schema: self.schema(), payload: Value::Null, place: Default::default(), rows: Some(ROWS as u64) })
     }
 
     async fn job_stream(&self, _: Value, _: bool) -> Result<Box<dyn JobStream>> {

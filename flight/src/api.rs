@@ -236,14 +236,106 @@ pub struct ConsumerMessage {
     pub close: bool,
 }
 
-/// `forebay.job.ack`: acknowledgements without `DoExchange`.
+/// A consumer's place in a job: the `app_metadata` of the job's `FlightInfo`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobPlace {
+    pub job: String,
+    pub incarnation: u32,
+    pub consumer: String,
+    /// The pass that the consumer is in, or will be; null when all are over.
+    pub pass: Option<u32>,
+    /// A consumer that gives no sign of life for this long is taken for dead.
+    pub lease_ms: u64,
+}
+
+/// Batches of one pass.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PassBatches {
+    pub pass: u32,
+    pub batches: Vec<u64>,
+}
+
+/// `forebay.job.ack`: acknowledgements beside the stream. Durable when it is answered; an empty one is a sign of life.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AckRequest {
     pub job: String,
     pub consumer: String,
-    pub pass: u32,
+    /// Of [`JobPlace`]; null is the job's present one.
+    #[serde(default)]
+    pub incarnation: Option<u32>,
+    #[serde(default)]
+    pub session: Option<u64>,
+    /// With `batches`; or `taken` for several passes at once.
+    #[serde(default)]
+    pub pass: Option<u32>,
+    #[serde(default)]
     pub batches: Vec<u64>,
+    #[serde(default)]
+    pub taken: Vec<PassBatches>,
+}
+
+/// `forebay.job.report`: the consumer lost streams, and received this of what it has not acknowledged. The rest may go to others from the answer
+/// on, so it drops what it did not name, and opens no stream before.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReportRequest {
+    pub job: String,
+    pub consumer: String,
+    #[serde(default)]
+    pub incarnation: Option<u32>,
+    #[serde(default)]
+    pub session: Option<u64>,
+    /// The consumer's own count of reports, from 1.
+    pub number: u64,
+    #[serde(default)]
+    pub received: Vec<PassBatches>,
+}
+
+/// `forebay.job.commit`: the consumer's `call`-th commit, from 1. Complete when every live consumer of the job made its own.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CommitRequest {
+    pub job: String,
+    pub consumer: String,
+    #[serde(default)]
+    pub incarnation: Option<u32>,
+    #[serde(default)]
+    pub session: Option<u64>,
+    pub call: u64,
+    /// What the trainer took and was not told to be durable.
+    #[serde(default)]
+    pub taken: Vec<PassBatches>,
+    /// How long to wait for the others before the answer says that it is not complete; at most a minute.
+    #[serde(default = "commit_wait")]
+    pub wait_ms: u64,
+}
+
+fn commit_wait() -> u64 {
+    10_000
+}
+
+/// The answer of `forebay.job.commit`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct CommitAnswer {
+    /// False: other consumers have not made their call; say it again.
+    pub complete: bool,
+    /// For `forebay.job.restore`; null while it is not complete.
+    pub token: Option<Value>,
+}
+
+/// `forebay.job.restore`: goes on from a commit.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RestoreRequest {
+    /// As `forebay.job.commit` gave it.
+    pub token: Value,
+    /// Named alike by all consumers that restore together; null where they can't agree on a name.
+    #[serde(default)]
+    pub attempt: Option<String>,
+    /// The job's whole command, as for `GetFlightInfo`. The world size may be another one.
+    pub command: Value,
 }
 
 /// `forebay.job.status | forebay.job.stop`; `job: null` lists all.

@@ -12,7 +12,7 @@ use serde_json::Value;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::api::{BatchMeta, ConsumerMessage, End};
+use crate::api::{BatchMeta, ConsumerMessage, End, JobPlace};
 
 /// A stream of record batches with the schema that all of them have.
 pub struct BatchSource {
@@ -52,6 +52,8 @@ pub struct JobFlight {
     pub schema: SchemaRef,
     /// Comes back in [`Backend::job_stream`].
     pub payload: Value,
+    /// For the consumer's own use.
+    pub place: JobPlace,
     /// Rows that the whole job delivers, where that is known beforehand.
     pub rows: Option<u64>,
 }

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from . import arrays
+from .member import Member, now
 from .errors import (
     BadInput,
     Cancelled,
@@ -32,6 +33,8 @@ FORMATS = ("numpy", "torch", "jax", "tf", "arrow")
 
 # How long a server may take to hear the last acknowledgements before the stream is cancelled.
 _CLOSE_SECONDS = 10.0
+# Acknowledgements wait this long for each other, or until they hold half of the credits back: each message costs as much as a small batch.
+_ACK_SECONDS = 0.01
 # How long a loader whose streams break tries to join again without getting a batch.
 _REJOIN_SECONDS = 30.0
 
@@ -104,6 +107,15 @@ class Loader:
         self._opened: set[str] = set()
         self._only_pass: int | None = None
         self._stream: _Stream | None = None
+        self._ranked = (world_size or 1) > 1 or assignment in ("static", "rounds") or steps == "equal"
+        self._fixed = assignment in ("static", "rounds")
+        self._member = Member(client, self._settings, self._ranked)
+        # A stream was given up in the middle of a pass: the next one needs a report.
+        self._lost = False
+        self._restore: dict | None = None
+        # Of a fixed map: where the next step begins, and per pass where step 0 does.
+        self._next: dict | None = None
+        self._bases: dict[int, int] = {}
         self._length: int | None = None
         self.meta: dict | None = None
 
@@ -141,17 +153,64 @@ class Loader:
         self._only_pass = int(n)
 
     def state_dict(self) -> dict:
-        """The job and a token that a later run restores."""
-        return {"job": self.job, "token": self.commit()}
+        """The job's name and a token of constant size: what ``load_state_dict`` of a later run goes on from.
 
-    def commit(self) -> str:
-        """Commits what all consumers have taken; gives the token."""
-        answers = self._client.action("forebay.job.commit", {"job": self.job, "consumer": self._settings["consumer"]})
-        return answers[0]["token"]
+        Of a dynamic job it is a ``commit``, so every consumer has to call it. With ``assignment`` static or rounds it is computed here and asks
+        nobody: all ranks must have made equally many steps.
+        """
+        if self._fixed:
+            self._take()
+            return {"job": self._member.job, "token": self._next or self._first()}
+        return {"job": self._member.job, "token": self.commit()}
 
-    def load_state_dict(self, state: dict) -> None:
-        """Takes the job back to a commit."""
-        self._client.action("forebay.job.restore", state)
+    def commit(self) -> dict:
+        """Commits what the trainers have taken, the batch last yielded included; gives the token.
+
+        Collective: complete when every live consumer of the job has made its call, and the same for all of them.
+        """
+        self._take()
+        if self._stream is not None:
+            self._stream.tell()
+        return self._member.commit()
+
+    def load_state_dict(self, state: dict, attempt: str | None = None) -> None:
+        """Makes the next iteration go on from a checkpoint, whatever the world size was when it was made.
+
+        The job goes on in a new incarnation: consumers of the older one are refused from then on. Every consumer loads the same state, and
+        ``attempt`` is named alike by all that load it together; by default it comes from torchrun's restart count, where there is one.
+        """
+        if self._stream is not None:
+            raise FailedPrecondition("load_state_dict in the middle of a pass", "call it before the loop")
+        if not isinstance(state, dict) or not {"job", "token"} <= state.keys():
+            raise BadInput("this is not what state_dict gave", "give the dict with `job` and `token`")
+        self._end(self.job)
+        self._member.close()
+        self._settings["job"] = state["job"]
+        self._member = Member(self._client, self._settings, self._ranked)
+        self._restore = {"token": state["token"], "attempt": attempt or _attempt()}
+        self._lost, self._only_pass, self._bases = False, None, {}
+        self._next = state["token"] if self._fixed else None
+
+    def _take(self) -> None:
+        """The batch last yielded is behind the trainer."""
+        if self._stream is not None:
+            self._stream.take()
+
+    def _first(self) -> dict:
+        """Where a job begins that gave nothing yet."""
+        place, epochs = self._member.place, self._settings["epochs"]
+        if place is not None and place["pass"] is not None:
+            return {"pass": place["pass"], "next": 0}
+        return {"pass": epochs[0] if isinstance(epochs, list) else 0, "next": 0}
+
+    def _taken(self, meta: dict) -> None:
+        self._member.took(meta["pass"], meta["batch"])
+        rank, world, step = self._settings["rank"], self._settings["world_size"], meta.get("step")
+        if not self._fixed or step is None:
+            return
+        if not meta.get("padding"):
+            self._bases[meta["pass"]] = meta["batch"] - (rank or 0) - step * world
+        self._next = {"pass": meta["pass"], "next": self._bases.get(meta["pass"], 0) + (step + 1) * world}
 
     def __iter__(self) -> Iterator:
         if self._stream is not None:
@@ -165,17 +224,33 @@ class Loader:
         return self._read(settings)
 
     def _read(self, settings: dict) -> Iterator:
+        if self._member.job != settings["job"]:
+            self._member.close()
+            self._member = Member(self._client, settings, self._ranked)
+        member = self._member
+        if member.session is not None:
+            settings["session"] = member.session
         self._opened.add(settings["job"])
+        if self._restore is not None:
+            command = {k: v for k, v in settings.items() if v is not None}
+            self._client.action("forebay.job.restore", self._restore | {"command": command})
+            self._restore = None
         broken = None
         try:
             while True:
                 stream = None
                 try:
-                    stream = self._stream = _Stream(self._client, settings, self._prefetch, self._convert)
+                    if self._lost:
+                        member.report()
+                    self._lost = True
+                    stream = self._stream = _Stream(self._client, settings, self._prefetch, self._convert, member, self._taken)
                     for meta, batch in stream.batches(self._timeout):
                         self.meta, broken = meta, None
                         yield batch
                     if stream.end != "drain":
+                        self._lost = False
+                        if stream.end == "job":
+                            member.close()
                         return
                     # The worker is leaving: the next endpoint is another's.
                 except Unavailable:
@@ -191,6 +266,7 @@ class Loader:
                 settings.pop("restart", None)
         finally:
             if settings["job"] != self.job:
+                member.close()
                 self._end(settings["job"])
 
     def _end(self, job: str) -> None:
@@ -220,6 +296,7 @@ class Loader:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
+        self._member.close()
         self._end(self.job)
 
     def __enter__(self) -> Self:
@@ -237,6 +314,13 @@ def run_name() -> str:
     raise BadInput("a world_size above 1 needs a job that all ranks name", "give job='...'")
 
 
+def _attempt() -> str | None:
+    """A name of this start that all ranks of a launcher agree on: torchrun counts its restarts."""
+    run, count = os.environ.get("TORCHELASTIC_RUN_ID", "").strip(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "").strip()
+    # `none` is what torchrun calls every run that was not named.
+    return f"{run}-{count}" if count and run and run != "none" else None
+
+
 def _text(name: str, value):
     return str(value) if name == "window" and value is not None else value
 
@@ -252,15 +336,23 @@ class _Stream:
     Credits bound what is prefetched: the server sends one batch per credit, and a credit goes back when the trainer takes a batch.
     """
 
-    def __init__(self, client, settings: dict, credits: int, convert: Callable):
-        self._convert = convert
+    def __init__(self, client, settings: dict, credits: int, convert: Callable, member: Member, taken: Callable):
+        self._convert, self._member, self._note = convert, member, taken
         self._ready: queue.SimpleQueue = queue.SimpleQueue()
-        self._taken: dict | None = None
+        self._yielded: dict | None = None
+        # Taken, and not said: batches of one pass.
+        self._unsaid: list[int] = []
+        self._pass: int | None = None
+        self._most = max(1, credits // 2)
+        self._said_at = 0.0
         self._closed = False
         self.end: str | None = None
         with translated():
             command = json.dumps({k: v for k, v in settings.items() if v is not None}).encode()
-            endpoint = client.info(flight.FlightDescriptor.for_command(command)).endpoints[0]
+            asked_at = now()
+            info = client.info(flight.FlightDescriptor.for_command(command))
+            member.joined(json.loads(info.app_metadata), asked_at)
+            endpoint = info.endpoints[0]
             descriptor = flight.FlightDescriptor.for_command(endpoint.ticket.ticket)
             self._writer, self._reader = client.place(endpoint).do_exchange(descriptor, client.options)
             self._say({"credits": credits})
@@ -298,39 +390,63 @@ class _Stream:
             self._ready.put(("error", error, None))
 
     def batches(self, timeout: float | None) -> Iterator:
-        """(meta, batch) until the pass ends. Asking for the next acknowledges the one before."""
+        """(meta, batch) until the pass ends. Asking for the next takes the one before."""
         while True:
-            self._acknowledge()
-            try:
-                what, meta, batch = self._ready.get(timeout=timeout)
-            except queue.Empty:
-                raise Cancelled(
-                    f"no batch came within {timeout} s", "give a longer timeout, or look at the server"
-                ) from None
+            self.take()
+            if len(self._unsaid) >= self._most or time.monotonic() - self._said_at >= _ACK_SECONDS:
+                self.tell()
+            what, meta, batch = self._next(timeout)
             if what == "error":
                 raise meta
             if what == "end":
                 self.end = meta
                 return
-            self._taken = meta
+            self._member.check(timeout)
+            self._yielded = meta
             yield meta, batch
 
-    def _acknowledge(self) -> None:
-        if self._taken is not None:
-            taken, self._taken = self._taken, None
+    def _next(self, timeout: float | None) -> tuple:
+        try:
+            if self._unsaid:
+                # Nobody takes anything for a while: what was held back is said now.
+                with contextlib.suppress(queue.Empty):
+                    return self._ready.get(timeout=_ACK_SECONDS)
+                self.tell()
+            return self._ready.get(timeout=timeout)
+        except queue.Empty:
+            raise Cancelled(
+                f"no batch came within {timeout} s", "give a longer timeout, or look at the server"
+            ) from None
+
+    def take(self) -> None:
+        """The batch last yielded is behind the trainer."""
+        if self._yielded is not None:
+            taken, self._yielded = self._yielded, None
+            self._note(taken)
+            if self._pass != taken["pass"]:
+                self.tell()
+                self._pass = taken["pass"]
+            self._unsaid.append(taken["batch"])
+
+    def tell(self) -> None:
+        """Acknowledges what was taken."""
+        if self._unsaid:
+            batches, self._unsaid = self._unsaid, []
+            self._said_at = time.monotonic()
             with translated():
-                self._say({"credits": 1, "ack": [taken["batch"]], "pass": taken["pass"]})
+                self._say({"credits": len(batches), "ack": batches, "pass": self._pass})
 
     def close(self) -> None:
         """Says good-bye, and waits for the server to have heard everything."""
         if self._closed:
             return
         self._closed = True
-        message = {"close": True}
-        if self._taken is not None:
-            message |= {"ack": [self._taken["batch"]], "pass": self._taken["pass"]}
         # A stream that broke has said why already.
         with contextlib.suppress(pa.lib.ArrowException, flight.FlightError, Error):
+            self.take()
+            message = {"close": True}
+            if self._unsaid:
+                message |= {"ack": self._unsaid, "pass": self._pass}
             self._say(message)
             self._writer.done_writing()
         # The server ends the stream when it has heard everything; the thread reads until then.

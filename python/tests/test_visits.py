@@ -133,11 +133,6 @@ def test_a_stream_without_acknowledgements_is_refused_where_more_is_promised(cli
         client.flight.do_get(info.endpoints[0].ticket).read_all()
 
 
-def test_exactly_once_is_refused_by_name(client):
-    with pytest.raises(forebay.Unsupported, match="exactly_once"):
-        next(iter(client.loader("points", job="exact", visitation="exactly_once")))
-
-
 def test_a_missing_rank_holds_a_round_up_no_longer_than_said(client):
     begun = time.monotonic()
     with (

@@ -207,13 +207,12 @@ impl Backend for EngineBackend {
             "forebay.job.status" => one(engine.job_status(admin::body(name, body)?).await?),
             "forebay.job.stop" => one(engine.job_stop(admin::body(name, body)?).await?),
             "forebay.job.ack" => one(engine.job_ack(admin::body(name, body)?).await?),
+            "forebay.job.report" => one(engine.job_report(admin::body(name, body)?).await?),
+            "forebay.job.commit" => one(admin::json_of(&engine.job_commit(admin::body(name, body)?).await?)?),
+            "forebay.job.restore" => one(engine.job_restore(admin::body(name, body)?).await?),
             "forebay.tasks" => one(engine.tasks(body.get("failed").and_then(Value::as_bool).unwrap_or_default()).await?),
             "forebay.workers" => one(engine.workers(admin::body(name, body)?).await?),
             "forebay.cancel" => one(engine.cancel(admin::body(name, body)?).await?),
-            "forebay.job.commit" | "forebay.job.restore" => {
-                return Err(Error::unsupported(format!("{name} is not supported by this version"))
-                    .with_remedy("a job's place is kept by its name: join it again to go on"));
-            }
             other => {
                 return Err(
                     Error::unsupported(format!("there is no action `{}`", other.escape_debug())).with_remedy("ListActions names them")

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use arrow::datatypes::SchemaRef;
 use forebay_core::Result;
-use forebay_core::ids::{ConsumerName, Incarnation, WorkerName};
+use forebay_core::ids::WorkerName;
 use forebay_core::job::JobSettings;
 use forebay_flight::backend::JobStream;
 use forebay_sql::python::PythonPool;
@@ -32,7 +32,7 @@ use forebay_storage::delta::DatasetVersion;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use crate::dispatcher::Dispatcher;
+use crate::dispatcher::{Dispatcher, Member};
 use crate::engine::View;
 use crate::metrics::Metrics;
 use cache::Limits;
@@ -144,16 +144,14 @@ impl Serving {
     pub async fn open_stream(
         self: &Arc<Self>,
         settings: Arc<JobSettings>,
-        incarnation: Incarnation,
-        consumer: ConsumerName,
+        member: Member,
         acks: Acks,
     ) -> Result<Box<dyn JobStream>> {
         let version = self.reader.view.version(&settings.dataset, settings.version).await?;
         let served = self.reader.served(&version, settings.columns.as_deref()).await?;
-        let job = settings.job.clone();
         let each = acks != Acks::AtEnd;
-        let stream = self.dispatcher.open_stream(&job, incarnation, &consumer, &self.worker, each).await?;
-        let of = report::StreamOf { job, incarnation, consumer, stream };
+        let stream = self.dispatcher.open_stream(&member, &self.worker, each).await?;
+        let of = report::StreamOf { member, stream };
         Ok(Box::new(stream::ServedStream::new(Arc::clone(self), settings, of, acks, served)))
     }
 }

@@ -51,6 +51,8 @@ pub struct JobRequest {
     pub kept_commits: Option<u32>,
     pub restart: Option<bool>,
     pub consumer: Option<String>,
+    /// A number that the consumer's process made up: another process under the same name takes its place, and fences it.
+    pub session: Option<u64>,
     pub rank: Option<u32>,
     pub acks: Option<Acks>,
 }
@@ -118,6 +120,7 @@ impl JobRequest {
             kept_commits: f.whole32("kept_commits", 1),
             restart: f.boolean("restart"),
             consumer: f.parsed("consumer", consumer_name),
+            session: f.whole("session", 0, u64::MAX),
             rank: f.whole32("rank", 0),
             acks: f.word("acks", &[("action", Acks::Action)]),
         }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use forebay_core::Error;
 use forebay_core::dispatch::{Quarantined, RunId, RunSpec, StreamId};
 use forebay_core::ids::{
-    Attempt, BatchId, ConsumerName, DatasetName, EpochId, Incarnation, JobName, PassId, TaskId, VersionId, WindowId, WorkerName,
+    Attempt, BatchId, ConsumerName, DatasetName, EpochId, Incarnation, JobName, PassId, Session, TaskId, VersionId, WindowId, WorkerName,
 };
 use forebay_core::job::JobSettings;
 use forebay_core::shard::ShardMeta;
@@ -98,6 +98,9 @@ pub enum Ask {
         job: JobName,
         incarnation: Incarnation,
         consumer: ConsumerName,
+        /// The consumer's process, here and below.
+        #[serde(default)]
+        session: Option<Session>,
         acks: bool,
     },
     NextGrant {
@@ -115,6 +118,8 @@ pub enum Ask {
         job: JobName,
         incarnation: Incarnation,
         consumer: ConsumerName,
+        #[serde(default)]
+        session: Option<Session>,
         pass: PassId,
         batches: Vec<(BatchId, Option<u64>)>,
     },
@@ -126,6 +131,8 @@ pub enum Ask {
     LeaveJob {
         job: JobName,
         consumer: ConsumerName,
+        #[serde(default)]
+        session: Option<Session>,
     },
     /// Whether any stream of the consumer is open, on any worker.
     Streaming {

@@ -32,6 +32,7 @@ const ACTIONS: &[(&str, &str)] = &[
     ("forebay.plan", "the plan of a dataset or job, or the rows of one step"),
     ("forebay.job.status", "the state of one job, or of all"),
     ("forebay.job.ack", "acknowledge batches"),
+    ("forebay.job.report", "say what was received before a stream broke"),
     ("forebay.job.commit", "commit what a job's consumers have taken"),
     ("forebay.job.restore", "take a job back to a commit"),
     ("forebay.job.stop", "end a job"),
@@ -97,7 +98,8 @@ impl Rpc {
                 let flight = backend.open_job(json).await?;
                 let place = backend.places(Reading::Job, 1).await?.into_iter().next().flatten();
                 let endpoint = self.shared.endpoint(&Claim::Job(flight.payload), place)?;
-                Ok(flight_info(descriptor, &flight.schema, flight.rows, None)?.with_endpoint(endpoint))
+                let about = serde_json::to_vec(&flight.place).map_err(|e| Error::internal(format!("writing a consumer's place: {e}")))?;
+                Ok(flight_info(descriptor, &flight.schema, flight.rows, None)?.with_endpoint(endpoint).with_app_metadata(about))
             }
             Command::Sql(any) => sql::info(&self.shared, any, descriptor).await,
         }

@@ -197,7 +197,7 @@ impl Backend for Double {
         if command["dataset"] != "digits" {
             return Err(Error::not_found("no such dataset"));
         }
-        Ok(JobFlight { schema: self.schema(), payload: json!({"job": "run1"}), rows: Some(self.batches * self.batch_size as u64) })
+        Ok(JobFlight { schema: self.schema(), payload: json!({"job": "run1"}), place: Default::default(), rows: Some(self.batches * self.batch_size as u64) })
     }
 
     async fn job_stream(&self, payload: Value, _acks: bool) -> Result<Box<dyn JobStream>> {

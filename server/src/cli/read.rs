@@ -4,7 +4,7 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use clap::Args;
 use forebay_core::digest::{self, JobDigest};
-use forebay_core::job::{Assignment, JobRequest};
+use forebay_core::job::{Assignment, JobRequest, Visitation};
 use forebay_core::pipeline::{parse_size, show_size};
 use forebay_core::{Error, Kind, Result};
 use forebay_flight::api::End;
@@ -15,8 +15,6 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-
-use crate::dispatcher::check_served;
 
 use super::args::{Connection, passes, word};
 use super::connect::{Access, interrupted, with_interrupt};
@@ -134,7 +132,10 @@ fn request(args: &ReadArgs) -> Result<JobRequest> {
     let (world_size, rank) = if ranked { (Some(args.consumers), Some(0)) } else { (None, None) };
     let probe = JobRequest { consumer: Some("probe".to_owned()), world_size, rank, ..request.clone() };
     let (settings, _) = probe.resolve(forebay_core::pipeline::Shuffle::Window).map_err(as_flags)?;
-    check_served(&settings).map_err(as_flags)?;
+    if settings.visitation == Visitation::ExactlyOnce {
+        return Err(Error::unsupported("--visitation exactly_once is relative to checkpoints, and `read` makes none")
+            .with_remedy("use at_least_once here; trainers read exactly once with the Python loader's `commit` and `load_state_dict`"));
+    }
     Ok(request)
 }
 

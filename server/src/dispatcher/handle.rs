@@ -2,10 +2,10 @@
 //! own, to the dispatcher of another.
 
 use forebay_core::dispatch::{
-    self, Event, Granted, OpenedJob, Quarantined, Reply, RunRequest, RunSpec, RunStatus, State, StreamId, TaskLease, Volatile,
+    self, Event, Granted, OpenedJob, Quarantined, Reply, RunRequest, RunSpec, RunStatus, State, StreamId, Taken, TaskLease, Token, Volatile,
 };
-use forebay_core::ids::{BatchId, ConsumerName, DatasetName, Incarnation, JobName, PassId, WorkerName};
-use forebay_core::job::{ConsumerSettings, JobSettings, Visitation};
+use forebay_core::ids::{BatchId, ConsumerName, DatasetName, JobName, PassId, Session, WorkerName};
+use forebay_core::job::{ConsumerSettings, JobSettings};
 use forebay_core::shard::ShardMeta;
 use forebay_core::{Error, Kind, Result};
 use forebay_storage::journal::Journal;
@@ -19,6 +19,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::member::{Member, of_session};
 use super::remote::RemoteDispatcher;
 use super::shell::{Message, Shared, Shell};
 use super::waiting::Request;
@@ -28,15 +29,6 @@ use super::{DispatcherConfig, Planner};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Reads of the Delta log that may lag behind the journal before it is believed.
 const SURE_AFTER: u32 = 5;
-
-/// Refuses what `core` decides and the wire can't carry yet: consumers have no way to report what they received, or to commit.
-pub(crate) fn check_served(settings: &JobSettings) -> Result<()> {
-    if settings.visitation == Visitation::ExactlyOnce {
-        return Err(Error::unsupported("job: visitation: \"exactly_once\" is not supported by this version")
-            .with_remedy("use \"at_least_once\", or \"at_most_once\" with its account of losses"));
-    }
-    Ok(())
-}
 
 /// The dispatcher, as the rest of the process sees it. Clones share it.
 #[derive(Debug, Clone)]
@@ -284,17 +276,17 @@ impl Dispatcher {
         .await
     }
 
-    /// Joins a job, creating it if there is none of that name.
+    /// Joins a job, creating it if there is none of that name. `session`: the consumer's process.
     ///
     /// # Errors
     /// `NotFound` for no such dataset, `AlreadyExists` with the difference for other settings, `FailedPrecondition` "finished".
-    pub async fn open_job(&self, settings: JobSettings, consumer: ConsumerSettings) -> Result<OpenedJob> {
+    pub async fn open_job(&self, settings: JobSettings, consumer: ConsumerSettings, session: Option<Session>) -> Result<OpenedJob> {
         settings.check_supported()?;
-        check_served(&settings)?;
         let (settings, consumer, planner) = (&settings, &consumer, &self.local()?.planner);
         let reply = self.ask_patiently(|_| async move {
             let stored = planner.stored(&settings.dataset, settings.version).await?.map(Box::new);
-            Ok(Event::OpenJob { settings: Box::new(settings.clone()), consumer: Box::new(consumer.clone()), stored })
+            let event = Event::OpenJob { settings: Box::new(settings.clone()), consumer: Box::new(consumer.clone()), stored };
+            Ok(of_session(session, event))
         });
         match reply.await? {
             Reply::Job(opened) => Ok(opened),
@@ -302,20 +294,67 @@ impl Dispatcher {
         }
     }
 
+    /// Goes on from a checkpoint in a new incarnation, which fences the older consumers, or joins the one that another consumer opened for the same
+    /// restore. `attempt` is named alike by all who restore together, or by none.
+    ///
+    /// # Errors
+    /// `NotFound` for a commit that is not kept, `AlreadyExists` with the difference for settings of another plan.
+    pub async fn restore(
+        &self,
+        settings: JobSettings,
+        consumer: ConsumerSettings,
+        session: Option<Session>,
+        token: Token,
+        attempt: Option<String>,
+    ) -> Result<OpenedJob> {
+        settings.check_supported()?;
+        let (settings, consumer, attempt) = (&settings, &consumer, &attempt);
+        let reply = self.ask_patiently(|_| async move {
+            let (settings, consumer) = (Box::new(settings.clone()), Box::new(consumer.clone()));
+            Ok(of_session(session, Event::Restore { settings, consumer, token, attempt: attempt.clone() }))
+        });
+        match reply.await? {
+            Reply::Job(opened) => Ok(opened),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// A consumer's `call`-th commit, from 1; none while other consumers have not made theirs after `wait`: say it again.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` where the ranks stand at different steps, and for a consumer that is fenced.
+    pub async fn commit(&self, of: &Member, call: u64, taken: Taken, wait: Duration) -> Result<Option<Token>> {
+        let event = Event::Commit { job: of.job.clone(), incarnation: of.incarnation, consumer: of.consumer.clone(), call, taken };
+        match self.ask_until(of.says(event), Some(Instant::now() + wait)).await? {
+            Reply::Committed(token) => Ok(Some(token)),
+            Reply::Wait => Ok(None),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// A consumer lost streams, all of its own where `streams` is null, and received this of what it has not acknowledged: the rest goes to others.
+    /// `number`: its own count of reports, from 1.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` for a consumer that is fenced: nothing of what it holds may be used.
+    pub async fn report(
+        &self,
+        of: &Member,
+        number: u64,
+        streams: Option<Vec<StreamId>>,
+        received: Vec<(PassId, Vec<BatchId>)>,
+    ) -> Result<()> {
+        let Member { job, incarnation, consumer, .. } = of.clone();
+        self.done(of.says(Event::Report { job, incarnation, consumer, number, streams, received })).await
+    }
+
     /// Begins a stream of a consumer that joined. `acks`: batches are acknowledged one by one; else a clean end acknowledges what was sent.
     ///
     /// # Errors
     /// `FailedPrecondition` for another incarnation, an ended job, or a consumer whose lease ran out.
-    pub async fn open_stream(
-        &self,
-        job: &JobName,
-        incarnation: Incarnation,
-        consumer: &ConsumerName,
-        worker: &WorkerName,
-        acks: bool,
-    ) -> Result<StreamId> {
-        let event = Event::OpenStream { job: job.clone(), incarnation, consumer: consumer.clone(), worker: worker.clone(), acks };
-        match self.ask(event).await? {
+    pub async fn open_stream(&self, of: &Member, worker: &WorkerName, acks: bool) -> Result<StreamId> {
+        let Member { job, incarnation, consumer, .. } = of.clone();
+        match self.ask(of.says(Event::OpenStream { job, incarnation, consumer, worker: worker.clone(), acks })).await? {
             Reply::Stream(id) => Ok(id),
             other => Err(unexpected(&other)),
         }
@@ -345,15 +384,9 @@ impl Dispatcher {
     ///
     /// # Errors
     /// `BadInput` for a batch that was never granted to the consumer, `FailedPrecondition` for another incarnation.
-    pub async fn acknowledge(
-        &self,
-        job: &JobName,
-        incarnation: Incarnation,
-        consumer: &ConsumerName,
-        pass: PassId,
-        batches: Vec<(BatchId, Option<u64>)>,
-    ) -> Result<()> {
-        self.done(Event::Acknowledge { job: job.clone(), incarnation, consumer: consumer.clone(), pass, batches }).await
+    pub async fn acknowledge(&self, of: &Member, pass: PassId, batches: Vec<(BatchId, Option<u64>)>) -> Result<()> {
+        let Member { job, incarnation, consumer, .. } = of.clone();
+        self.done(of.says(Event::Acknowledge { job, incarnation, consumer, pass, batches })).await
     }
 
     /// Ends a stream. Clean: the consumer read it to its end, or closed it.
@@ -368,8 +401,8 @@ impl Dispatcher {
     ///
     /// # Errors
     /// `Unavailable` when the dispatcher has ended.
-    pub async fn leave_job(&self, job: &JobName, consumer: &ConsumerName) -> Result<()> {
-        self.done(Event::LeaveJob { job: job.clone(), consumer: consumer.clone() }).await
+    pub async fn leave_job(&self, job: &JobName, consumer: &ConsumerName, session: Option<Session>) -> Result<()> {
+        self.done(of_session(session, Event::LeaveJob { job: job.clone(), consumer: consumer.clone() })).await
     }
 
     /// Ends a job: nothing more is granted, and what is open is lost.
@@ -399,6 +432,14 @@ impl Dispatcher {
         }
         let name = job.clone();
         self.look(move |state, _| state.jobs.get(&name).map(|job| JobSettings::clone(&job.settings))).await
+    }
+
+    /// Length of every lease.
+    ///
+    /// # Errors
+    /// `Unavailable` when the dispatcher has ended.
+    pub async fn term(&self) -> Result<Duration> {
+        Ok(Duration::from_millis(self.look(|_, volatile| volatile.term_ms).await?))
     }
 
     /// Whether a consumer has any stream open, on any worker.

@@ -10,6 +10,7 @@
 
 mod crash;
 mod handle;
+mod member;
 mod remote;
 mod shell;
 mod waiting;
@@ -29,7 +30,7 @@ pub use forebay_core::dispatch::{
     StoredDataset, StreamId, TaskLease,
 };
 pub use handle::Dispatcher;
-pub(crate) use handle::check_served;
+pub use member::Member;
 pub use remote::RemoteDispatcher;
 
 /// What the dispatcher asks of the rest of the engine.

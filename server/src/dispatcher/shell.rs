@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::waiting::{Request, Waiting};
+use super::waiting::{Request, Waiting, may_wait};
 use super::work::Doer;
 use super::{DispatcherConfig, Planner, crash, fold};
 
@@ -215,7 +215,7 @@ impl Shell {
         }
         let attach = request.attach;
         let dataset = if let Event::StartRun { request, .. } = &request.event { Some(request.spec.dataset.clone()) } else { None };
-        let parked = matches!(request.event, Event::NextTask { .. } | Event::NextGrant { .. }).then(|| request.event.clone());
+        let parked = may_wait(&request.event).then(|| request.event.clone());
         let answer = self.decide(step, request.event);
         match (answer, parked, dataset) {
             (Ok(Reply::Wait), Some(event), _) => {
@@ -234,6 +234,7 @@ impl Shell {
     fn attach(&mut self, step: &mut Step, event: &Event) {
         let worker = match event {
             Event::NextTask { worker } | Event::OpenStream { worker, .. } => worker,
+            Event::OfSession { event, .. } => return self.attach(step, event),
             Event::WorkerGone { worker } => {
                 self.attached.remove(worker);
                 return;
@@ -283,7 +284,7 @@ impl Shell {
             }
             seen = step.actions.len();
             let mut woken = if tasks { self.waiting.take_tasks() } else { Vec::new() };
-            woken.extend(jobs.iter().flat_map(|job| self.waiting.take_grants(job)));
+            woken.extend(jobs.iter().flat_map(|job| self.waiting.take_waiting_for(job)));
             for request in woken {
                 self.ask(step, request);
             }

@@ -18,18 +18,32 @@ pub(super) struct Request {
     pub attach: bool,
 }
 
-/// Who waits for tasks, and who for grants of which job, in the order they came.
+/// The job whose changes may answer a request: it waits for a grant, or for a commit.
+fn job_of(event: &Event) -> Option<&JobName> {
+    match event {
+        Event::NextGrant { job, .. } | Event::Commit { job, .. } => Some(job),
+        Event::OfSession { event, .. } => job_of(event),
+        _ => None,
+    }
+}
+
+/// Whether a request may be told to wait.
+pub(super) fn may_wait(event: &Event) -> bool {
+    matches!(event, Event::NextTask { .. }) || job_of(event).is_some()
+}
+
+/// Who waits for tasks, and who for grants or commits of which job, in the order they came.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     tasks: VecDeque<Request>,
-    grants: BTreeMap<JobName, VecDeque<Request>>,
+    jobs: BTreeMap<JobName, VecDeque<Request>>,
 }
 
 impl Waiting {
     pub(super) fn park(&mut self, request: Request) {
-        match &request.event {
-            Event::NextGrant { job, .. } => self.grants.entry(job.clone()).or_default().push_back(request),
-            _ => self.tasks.push_back(request),
+        match job_of(&request.event) {
+            Some(job) => self.jobs.entry(job.clone()).or_default().push_back(request),
+            None => self.tasks.push_back(request),
         }
     }
 
@@ -37,34 +51,37 @@ impl Waiting {
         self.tasks.drain(..).collect()
     }
 
-    pub(super) fn take_grants(&mut self, job: &JobName) -> Vec<Request> {
-        self.grants.remove(job).map(Vec::from).unwrap_or_default()
+    pub(super) fn take_waiting_for(&mut self, job: &JobName) -> Vec<Request> {
+        self.jobs.remove(job).map(Vec::from).unwrap_or_default()
     }
 
     /// Requests whose time is up; those whose caller went away are forgotten.
     pub(super) fn take_expired(&mut self, now: Instant) -> Vec<Request> {
         let mut expired = Vec::new();
-        self.grants.retain(|_, waiting| {
-            waiting.retain(|r| !r.reply.is_closed());
+        let mut keep = |waiting: &mut VecDeque<Request>| {
+            for request in std::mem::take(waiting) {
+                if request.until.is_some_and(|until| until <= now) {
+                    expired.push(request);
+                } else if !request.reply.is_closed() {
+                    waiting.push_back(request);
+                }
+            }
+        };
+        keep(&mut self.tasks);
+        self.jobs.retain(|_, waiting| {
+            keep(waiting);
             !waiting.is_empty()
         });
-        for request in self.take_tasks() {
-            if request.until.is_some_and(|until| until <= now) {
-                expired.push(request);
-            } else if !request.reply.is_closed() {
-                self.tasks.push_back(request);
-            }
-        }
         expired
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.tasks.iter().filter_map(|r| r.until).min()
+        self.tasks.iter().chain(self.jobs.values().flatten()).filter_map(|r| r.until).min()
     }
 
     pub(super) fn take_all(&mut self) -> Vec<Request> {
         let mut all = self.take_tasks();
-        all.extend(std::mem::take(&mut self.grants).into_values().flatten());
+        all.extend(std::mem::take(&mut self.jobs).into_values().flatten());
         all
     }
 }

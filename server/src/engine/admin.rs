@@ -9,7 +9,7 @@ use forebay_core::ids::{DatasetName, EpochId, JobName, VersionId, WorkerName};
 use forebay_core::pipeline::PipelineSpec;
 use forebay_core::{Error, Kind, Result};
 use forebay_flight::api::{
-    AckRequest, ColumnInfo, DatasetDetail, DatasetSummary, DatasetsRequest, EpochInfo, FileInfo, JobRequest, JobStatus, PlanRequest,
+    ColumnInfo, DatasetDetail, DatasetSummary, DatasetsRequest, EpochInfo, FileInfo, JobRequest, JobStatus, PlanRequest,
 };
 use forebay_storage::delta::{self, DatasetVersion};
 use forebay_storage::types;
@@ -59,7 +59,7 @@ fn summary(version: &DatasetVersion) -> DatasetSummary {
     }
 }
 
-fn json_of<T: serde::Serialize>(value: &T) -> Result<Value> {
+pub(crate) fn json_of<T: serde::Serialize>(value: &T) -> Result<Value> {
     serde_json::to_value(value).map_err(|e| Error::internal(format!("an answer could not be written as JSON: {e}")))
 }
 
@@ -191,18 +191,6 @@ impl Engine {
         let name = JobName::parse(&name)?;
         self.dispatcher()?.stop_job(&name).await?;
         self.job_status(JobRequest { job: Some(name.0) }).await
-    }
-
-    /// `forebay.job.ack`: acknowledgements of a consumer that reads by `DoGet`.
-    pub(crate) async fn job_ack(&self, request: AckRequest) -> Result<Value> {
-        let job = JobName::parse(&request.job)?;
-        let (state, _) = self.state().await?;
-        let info = dispatch::job_info(&state, &job).ok_or_else(|| Error::not_found(format!("there is no job `{job}`")))?;
-        let batches: Vec<_> = request.batches.iter().map(|b| (forebay_core::ids::BatchId(*b), None)).collect();
-        let count = batches.len();
-        let consumer = forebay_core::ids::ConsumerName(request.consumer);
-        self.dispatcher()?.acknowledge(&job, info.incarnation, &consumer, forebay_core::ids::PassId(request.pass), batches).await?;
-        Ok(json!({ "job": job, "acknowledged": count }))
     }
 
     /// `forebay.plan`.

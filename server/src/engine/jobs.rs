@@ -3,15 +3,17 @@
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
-use forebay_core::ids::{ConsumerName, Incarnation, JobName, VersionId};
+use forebay_core::ids::{ConsumerName, Incarnation, JobName, Session, VersionId};
 use forebay_core::job::{ConsumerSettings, JobRequest, JobSettings};
 use forebay_core::pipeline::Shuffle;
 use forebay_core::{Error, Result};
+use forebay_flight::api::JobPlace;
 use forebay_flight::backend::{JobFlight, JobStream};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Engine, admin};
+use crate::dispatcher::Member;
 use crate::serve::Acks;
 
 /// A consumer's place in a job, as its ticket carries it.
@@ -20,38 +22,56 @@ struct Place {
     job: JobName,
     incarnation: Incarnation,
     consumer: ConsumerName,
+    #[serde(default)]
+    session: Option<Session>,
     by_action: bool,
+}
+
+/// A job command, with what it leaves out filled in.
+pub(super) struct Asked {
+    pub(super) settings: JobSettings,
+    pub(super) consumer: ConsumerSettings,
+    pub(super) session: Option<Session>,
 }
 
 impl Engine {
     /// Joins the job that a command names, or creates it.
     pub(crate) async fn open_job(&self, command: &str) -> Result<JobFlight> {
-        let (settings, consumer) = self.resolve(command).await?;
+        let Asked { settings, consumer, session } = self.resolve(command).await?;
         let schema = self.reader().schema(&settings).await?;
         self.check_filter(&settings).await?;
         let by_action = consumer.acks_by_action;
         let name = consumer.consumer.clone();
-        let opened = self.dispatcher()?.open_job(settings, consumer).await?;
-        let place = Place { job: opened.job, incarnation: opened.incarnation, consumer: name, by_action };
-        let payload = serde_json::to_value(place).map_err(|e| Error::internal(format!("a ticket could not be made: {e}")))?;
-        Ok(JobFlight { schema, payload, rows: None })
+        let opened = self.dispatcher()?.open_job(settings, consumer, session).await?;
+        let place = JobPlace {
+            job: opened.job.0.clone(),
+            incarnation: opened.incarnation.0,
+            consumer: name.0.clone(),
+            pass: opened.pass.map(|p| p.0),
+            lease_ms: u64::try_from(self.dispatcher()?.term().await?.as_millis()).unwrap_or(u64::MAX),
+        };
+        let ticket = Place { job: opened.job, incarnation: opened.incarnation, consumer: name, session, by_action };
+        let payload = serde_json::to_value(ticket).map_err(|e| Error::internal(format!("a ticket could not be made: {e}")))?;
+        Ok(JobFlight { schema, payload, place, rows: None })
     }
 
     /// The columns that a job's consumers would get.
     pub(crate) async fn job_schema(&self, command: &str) -> Result<SchemaRef> {
-        let (settings, _) = self.resolve(command).await?;
+        let Asked { settings, .. } = self.resolve(command).await?;
         self.reader().schema(&settings).await
     }
 
     /// Reads a job command and fills in what it leaves out: names of private jobs and consumers, the dataset's own shuffle.
-    async fn resolve(&self, command: &str) -> Result<(JobSettings, ConsumerSettings)> {
+    pub(super) async fn resolve(&self, command: &str) -> Result<Asked> {
         let mut request = JobRequest::from_json(command)?;
         let version = self.known(&request.dataset, request.version.map(VersionId)).await?;
         let unique = || uuid::Uuid::new_v4().simple().to_string();
         request.job.get_or_insert_with(|| format!("private-{}", unique()));
         request.consumer.get_or_insert_with(|| format!("consumer-{}", &unique()[..12]));
         let shuffle = admin::spec(&version).map_or(Shuffle::default(), |spec| spec.epochs.shuffle);
-        request.resolve(shuffle)
+        let session = request.session.map(Session);
+        let (settings, consumer) = request.resolve(shuffle)?;
+        Ok(Asked { settings, consumer, session })
     }
 
     /// A filter that does not plan is refused before the job exists; which rows it takes is found when a pass starts.
@@ -75,6 +95,7 @@ impl Engine {
             (false, true) => Acks::Action,
             (false, false) => Acks::AtEnd,
         };
-        self.serving()?.open_stream(Arc::new(settings), place.incarnation, place.consumer, acks).await
+        let Place { job, incarnation, consumer, session, .. } = place;
+        self.serving()?.open_stream(Arc::new(settings), Member { job, incarnation, consumer, session }, acks).await
     }
 }

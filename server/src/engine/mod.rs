@@ -5,6 +5,7 @@
 
 pub(crate) mod admin;
 pub(crate) mod base;
+mod commits;
 mod jobs;
 mod overview;
 mod planner;

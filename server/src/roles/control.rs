@@ -12,7 +12,7 @@ use forebay_flight::control::{Answer, Ask, Beat, Call, Control, GrantedMessage, 
 use parking_lot::Mutex;
 
 use super::registry::{Held, Registry};
-use crate::dispatcher::Dispatcher;
+use crate::dispatcher::{Dispatcher, Member};
 
 /// Specs of runs that are kept: a root works on few at a time.
 const SPECS: usize = 64;
@@ -163,18 +163,20 @@ impl LeaderControl {
                 None => Ok(Answer::Done),
             },
             Ask::JobSettings { job } => Ok(Answer::Settings(dispatcher.job_settings(&job).await?.map(Box::new))),
-            Ask::OpenStream { job, incarnation, consumer, acks } => {
-                dispatcher.open_stream(&job, incarnation, &consumer, worker, acks).await.map(Answer::Stream)
+            Ask::OpenStream { job, incarnation, consumer, session, acks } => {
+                let of = Member { job, incarnation, consumer, session };
+                dispatcher.open_stream(&of, worker, acks).await.map(Answer::Stream)
             }
             Ask::NextGrant { job, stream, max_batches } => {
                 Ok(Answer::Granted(message_of(dispatcher.next_grant(&job, stream, max_batches).await?)))
             }
             Ask::Sent { job, stream, pass, batches } => dispatcher.sent(&job, stream, pass, batches).await.map(done),
-            Ask::Acknowledge { job, incarnation, consumer, pass, batches } => {
-                dispatcher.acknowledge(&job, incarnation, &consumer, pass, batches).await.map(done)
+            Ask::Acknowledge { job, incarnation, consumer, session, pass, batches } => {
+                let of = Member { job, incarnation, consumer, session };
+                dispatcher.acknowledge(&of, pass, batches).await.map(done)
             }
             Ask::CloseStream { job, stream, clean } => dispatcher.close_stream(&job, stream, clean).await.map(done),
-            Ask::LeaveJob { job, consumer } => dispatcher.leave_job(&job, &consumer).await.map(done),
+            Ask::LeaveJob { job, consumer, session } => dispatcher.leave_job(&job, &consumer, session).await.map(done),
             Ask::Streaming { job, consumer } => dispatcher.is_streaming(&job, &consumer).await.map(Answer::Yes),
         }
     }

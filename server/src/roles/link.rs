@@ -271,6 +271,10 @@ impl WorkerLink {
 #[async_trait]
 impl RemoteDispatcher for WorkerLink {
     async fn ask(&self, event: Event, wait: Option<Duration>) -> Result<Reply> {
+        let (session, event) = match event {
+            Event::OfSession { session, event } => (Some(session), *event),
+            event => (None, event),
+        };
         match event {
             Event::NextTask { .. } => self.next_task(wait.unwrap_or(PAUSE)).await,
             Event::TaskStaged { lease, shards, quarantined } => {
@@ -278,7 +282,7 @@ impl RemoteDispatcher for WorkerLink {
             }
             Event::TaskFailed { lease, error } => self.ended(&lease, |lease| Ask::TaskFailed { lease, error }).await,
             Event::OpenStream { job, incarnation, consumer, acks, .. } => {
-                self.open_stream(job.clone(), Ask::OpenStream { job, incarnation, consumer, acks }).await
+                self.open_stream(job.clone(), Ask::OpenStream { job, incarnation, consumer, session, acks }).await
             }
             Event::NextGrant { job, stream, max_batches } => match self.call(Ask::NextGrant { job, stream, max_batches }).await? {
                 Answer::Granted(message) => Ok(Reply::Granted(granted(message))),
@@ -286,14 +290,14 @@ impl RemoteDispatcher for WorkerLink {
             },
             Event::Sent { job, stream, pass, batches } => self.done(Ask::Sent { job, stream, pass, batches }).await,
             Event::Acknowledge { job, incarnation, consumer, pass, batches } => {
-                self.done(Ask::Acknowledge { job, incarnation, consumer, pass, batches }).await
+                self.done(Ask::Acknowledge { job, incarnation, consumer, session, pass, batches }).await
             }
             Event::CloseStream { job, stream, clean } => {
                 let told = self.done(Ask::CloseStream { job: job.clone(), stream, clean }).await;
                 self.streams.lock().remove(&StreamRef { job, stream });
                 told
             }
-            Event::LeaveJob { job, consumer } => self.done(Ask::LeaveJob { job, consumer }).await,
+            Event::LeaveJob { job, consumer } => self.done(Ask::LeaveJob { job, consumer, session }).await,
             other => Err(Error::internal(format!("a worker asked its dispatcher for what only an owner does: {other:?}"))),
         }
     }

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::dispatch::StreamId;
-use forebay_core::ids::{BatchId, ConsumerName, Incarnation, JobName, PassId};
+use forebay_core::ids::{BatchId, PassId};
 use forebay_core::{Error, Kind, Result};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::dispatcher::Dispatcher;
+use crate::dispatcher::{Dispatcher, Member};
 
 /// Reports that may wait: a consumer or a sender that is further ahead waits itself.
 const QUEUE: usize = 4_096;
@@ -22,9 +22,7 @@ const GATHER: Duration = Duration::from_millis(20);
 /// Whose stream it is.
 #[derive(Debug, Clone)]
 pub(crate) struct StreamOf {
-    pub(crate) job: JobName,
-    pub(crate) incarnation: Incarnation,
-    pub(crate) consumer: ConsumerName,
+    pub(crate) member: Member,
     pub(crate) stream: StreamId,
 }
 
@@ -140,17 +138,17 @@ fn note(failed: &Mutex<Option<Error>>, result: Result<()>) {
 }
 
 async fn finish(dispatcher: &Dispatcher, of: &StreamOf, clean: bool, over: bool) -> Result<()> {
-    dispatcher.close_stream(&of.job, of.stream, clean).await?;
+    dispatcher.close_stream(&of.member.job, of.stream, clean).await?;
     // Leaving loses what a consumer holds on any stream, so the last one says it.
-    if over && !dispatcher.is_streaming(&of.job, &of.consumer).await? {
-        dispatcher.leave_job(&of.job, &of.consumer).await?;
+    if over && !dispatcher.is_streaming(&of.member.job, &of.member.consumer).await? {
+        dispatcher.leave_job(&of.member.job, &of.member.consumer, of.member.session).await?;
     }
     Ok(())
 }
 
 async fn close(dispatcher: &Dispatcher, of: &StreamOf, clean: bool) {
-    if let Err(error) = dispatcher.close_stream(&of.job, of.stream, clean).await {
-        tracing::debug!(job = %of.job, consumer = %of.consumer, %error, "a stream could not be closed");
+    if let Err(error) = dispatcher.close_stream(&of.member.job, of.stream, clean).await {
+        tracing::debug!(job = %of.member.job, consumer = %of.member.consumer, %error, "a stream could not be closed");
     }
 }
 
@@ -185,10 +183,10 @@ impl Gathered {
         let sent = std::mem::take(&mut self.sent);
         let acknowledged = std::mem::take(&mut self.acknowledged);
         if !sent.is_empty() {
-            dispatcher.sent(&of.job, of.stream, self.pass, sent).await?;
+            dispatcher.sent(&of.member.job, of.stream, self.pass, sent).await?;
         }
         if !acknowledged.is_empty() {
-            dispatcher.acknowledge(&of.job, of.incarnation, &of.consumer, self.pass, acknowledged).await?;
+            dispatcher.acknowledge(&of.member, self.pass, acknowledged).await?;
         }
         Ok(())
     }

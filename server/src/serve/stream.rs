@@ -117,7 +117,7 @@ impl ServedStream {
     /// Asks for the next block in the background, so that asking goes on while batches are being sent.
     fn ask(&self) -> AbortOnDropHandle<Result<Granted>> {
         let (dispatcher, of, most) = (self.serving.dispatcher.clone(), self.of.clone(), self.pace.block());
-        AbortOnDropHandle::new(tokio::spawn(async move { dispatcher.next_grant(&of.job, of.stream, most).await }))
+        AbortOnDropHandle::new(tokio::spawn(async move { dispatcher.next_grant(&of.member.job, of.stream, most).await }))
     }
 
     async fn granted(&mut self) -> Result<Granted> {
@@ -162,12 +162,12 @@ impl ServedStream {
         }
         (self.open, self.ahead, self.making) = (None, None, Making::default());
         let reader = &self.serving.reader;
-        let pass = reader.passes.of_grant(&reader.view, &self.settings, self.of.incarnation, grant).await?;
+        let pass = reader.passes.of_grant(&reader.view, &self.settings, self.of.member.incarnation, grant).await?;
         let served = reader.served(&pass.version, self.settings.columns.as_deref()).await?;
         if served.schema.fields() != self.served.schema.fields() {
             return Err(Error::failed_precondition(format!(
                 "job `{}`: version {} of dataset `{}` has other columns than this stream began with",
-                self.of.job, grant.version, self.settings.dataset
+                self.of.member.job, grant.version, self.settings.dataset
             ))
             .with_remedy("open the job again"));
         }
@@ -235,7 +235,7 @@ impl ServedStream {
         // Counted as sent before the transport gets it.
         self.reporter.sent(grant.pass, batch, found.digest).await?;
         let meta = BatchMeta {
-            job: self.of.job.as_str().to_owned(),
+            job: self.of.member.job.as_str().to_owned(),
             pass: grant.pass.0,
             epoch: grant.epoch.0,
             step: grant.step.map(|first| first + (batch.0 - grant.batches.start) / grant.every.max(1)),

@@ -3,7 +3,7 @@
 use super::super::fixture::{Fixture, ROOMY, Shape, settings};
 use super::super::pass::{PassPlan, store_selection};
 use super::super::{Acks, Reader, ServeLimits, Serving};
-use crate::dispatcher::{CommitOutcome, CommitRequest, Dispatcher, JobInfo, OpenedJob, Planner, StoredDataset};
+use crate::dispatcher::{CommitOutcome, CommitRequest, Dispatcher, JobInfo, Member, OpenedJob, Planner, StoredDataset};
 use crate::engine::View;
 use crate::metrics::Metrics;
 use arrow::array::{AsArray, RecordBatch};
@@ -89,13 +89,12 @@ impl Running {
 
     async fn join(&self, settings: &JobSettings, consumer: &str) -> OpenedJob {
         let consumer = ConsumerSettings { consumer: ConsumerName(consumer.to_owned()), rank: None, acks_by_action: false, restart: false };
-        self.dispatcher.open_job(settings.clone(), consumer).await.unwrap()
+        self.dispatcher.open_job(settings.clone(), consumer, None).await.unwrap()
     }
 
     async fn stream(&self, settings: &JobSettings, consumer: &str, acks: Acks) -> Box<dyn JobStream> {
         let opened = self.join(settings, consumer).await;
-        let consumer = ConsumerName(consumer.to_owned());
-        self.serving.open_stream(Arc::new(settings.clone()), opened.incarnation, consumer, acks).await.unwrap()
+        self.serving.open_stream(Arc::new(settings.clone()), Member::of(&opened, consumer), acks).await.unwrap()
     }
 
     async fn info(&self, settings: &JobSettings) -> JobInfo {
@@ -238,7 +237,7 @@ async fn a_stream_is_one_pass_and_the_next_goes_on() {
     let info = running.info(&settings).await;
     assert_eq!((info.counts.acknowledged, info.counts.dropped), (3 * 34, 3));
     let consumer = ConsumerSettings { consumer: ConsumerName("c".to_owned()), rank: None, acks_by_action: false, restart: false };
-    assert_eq!(running.dispatcher.open_job(settings, consumer).await.unwrap_err().kind, Kind::FailedPrecondition);
+    assert_eq!(running.dispatcher.open_job(settings, consumer, None).await.unwrap_err().kind, Kind::FailedPrecondition);
 }
 
 /// A broken stream loses what it was sent, frees its memory, and leaves the rest to others.
@@ -426,8 +425,8 @@ async fn live(running: Arc<Running>, settings: JobSettings, name: String, seed: 
     let acks = if rng.below(2) == 0 { Acks::AtEnd } else { Acks::Stream };
     loop {
         let consumer = ConsumerSettings { consumer: ConsumerName(name.clone()), rank: None, acks_by_action: false, restart: false };
-        let Ok(opened) = running.dispatcher.open_job(settings.clone(), consumer).await else { return got };
-        let opened = running.serving.open_stream(Arc::new(settings.clone()), opened.incarnation, ConsumerName(name.clone()), acks).await;
+        let Ok(opened) = running.dispatcher.open_job(settings.clone(), consumer, None).await else { return got };
+        let opened = running.serving.open_stream(Arc::new(settings.clone()), Member::of(&opened, &name), acks).await;
         let Ok(mut stream) = opened else { return got };
         let control = stream.control();
         let mut left = if rng.below(3) == 0 { rng.below(9) } else { u64::MAX };
@@ -478,7 +477,6 @@ async fn columns_that_do_not_exist_are_refused_when_the_stream_opens() {
     let settings = JobSettings { columns: Some(vec!["nope".to_owned()]), ..settings() };
     assert_eq!(running.reader.schema(&settings).await.unwrap_err().kind, Kind::BadInput);
     let opened = running.join(&settings, "c").await;
-    let consumer = ConsumerName("c".to_owned());
-    let refused = running.serving.open_stream(Arc::new(settings), opened.incarnation, consumer, Acks::AtEnd).await;
+    let refused = running.serving.open_stream(Arc::new(settings), Member::of(&opened, "c"), Acks::AtEnd).await;
     assert_eq!(refused.map(|_| ()).unwrap_err().kind, Kind::BadInput);
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::world::*;
-use crate::dispatcher::Dispatcher;
+use crate::dispatcher::{Dispatcher, Member};
 
 async fn materialized(leader: &Leader, epochs: u32) {
     leader.dispatcher.start_run(request("digits", "f", 1, epochs)).await.unwrap();
@@ -19,9 +19,8 @@ async fn materialized(leader: &Leader, epochs: u32) {
 }
 
 async fn join(dispatcher: &Dispatcher, name: &str, passes: Passes, who: &str, acks: bool) -> (OpenedJob, StreamId) {
-    let opened = dispatcher.open_job(settings(name, 10, passes), consumer(who, false)).await.unwrap();
-    let who = ConsumerName(who.into());
-    let stream = dispatcher.open_stream(&opened.job, opened.incarnation, &who, &worker(), acks).await.unwrap();
+    let opened = dispatcher.open_job(settings(name, 10, passes), consumer(who, false), None).await.unwrap();
+    let stream = dispatcher.open_stream(&Member::of(&opened, who), &worker(), acks).await.unwrap();
     (opened, stream)
 }
 
@@ -36,8 +35,7 @@ async fn consume(dispatcher: Dispatcher, opened: OpenedJob, stream: StreamId, wh
                 got.extend(grant.batches.clone().map(|b| (grant.pass.0, b)));
                 if acks {
                     let taken = grant.batches.map(|b| (BatchId(b), None)).collect();
-                    let who = ConsumerName(who.into());
-                    dispatcher.acknowledge(&opened.job, opened.incarnation, &who, grant.pass, taken).await.unwrap();
+                    dispatcher.acknowledge(&Member::of(&opened, who), grant.pass, taken).await.unwrap();
                 }
             }
             Granted::EndOfPass(_) => {}
@@ -73,10 +71,10 @@ async fn two_consumers_share_passes_and_the_ledger_agrees() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
     assert_eq!(info.counts.acknowledged, 300);
-    let late = leader.dispatcher.open_job(settings("run", 10, Passes::Count(3)), consumer("c", false)).await.unwrap_err();
+    let late = leader.dispatcher.open_job(settings("run", 10, Passes::Count(3)), consumer("c", false), None).await.unwrap_err();
     assert_eq!((late.kind, late.message.contains("finished")), (Kind::FailedPrecondition, true), "{late}");
     // Starting it again waits for the ledger, so all visits of the first time are there.
-    let again = leader.dispatcher.open_job(settings("run", 10, Passes::Count(1)), consumer("a", true)).await.unwrap();
+    let again = leader.dispatcher.open_job(settings("run", 10, Passes::Count(1)), consumer("a", true), None).await.unwrap();
     assert_eq!(again.incarnation, Incarnation(1));
     let info = leader.dispatcher.job_status(&a.job).await.unwrap().unwrap();
     let rows: usize = ledger::read_files(&leader.root, &a.job, &info.ledger).await.unwrap().iter().map(|b| b.num_rows()).sum();
@@ -91,10 +89,9 @@ async fn an_owner_may_be_killed_again_and_again_and_nothing_is_granted_twice() {
     materialized(&leader, 1).await;
     let (mut got, mut acknowledged) = (Vec::new(), Vec::new());
     for round in 0.. {
-        let (opened, stream) = match leader.dispatcher.open_job(settings("run", 10, Passes::All), consumer("a", false)).await {
+        let (opened, stream) = match leader.dispatcher.open_job(settings("run", 10, Passes::All), consumer("a", false), None).await {
             Ok(opened) => {
-                let who = ConsumerName("a".into());
-                let stream = leader.dispatcher.open_stream(&opened.job, opened.incarnation, &who, &worker(), true).await.unwrap();
+                let stream = leader.dispatcher.open_stream(&Member::of(&opened, "a"), &worker(), true).await.unwrap();
                 (opened, stream)
             }
             Err(error) => {
@@ -107,8 +104,7 @@ async fn an_owner_may_be_killed_again_and_again_and_nothing_is_granted_twice() {
             got.extend(grant.batches.clone());
             if step < 7 {
                 let taken = grant.batches.clone().map(|b| (BatchId(b), Some(b))).collect();
-                let who = ConsumerName("a".into());
-                leader.dispatcher.acknowledge(&opened.job, opened.incarnation, &who, grant.pass, taken).await.unwrap();
+                leader.dispatcher.acknowledge(&Member::of(&opened, "a"), grant.pass, taken).await.unwrap();
                 acknowledged.extend(grant.batches);
             }
         }
@@ -141,8 +137,7 @@ async fn a_waiting_stream_is_woken_by_room_and_by_the_end() {
     let waiting = ask();
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert!(!waiting.is_finished(), "more than two windows are in flight");
-    let who = ConsumerName("a".into());
-    leader.dispatcher.acknowledge(&a.job, a.incarnation, &who, PassId(0), vec![(BatchId(0), None)]).await.unwrap();
+    leader.dispatcher.acknowledge(&Member::of(&a, "a"), PassId(0), vec![(BatchId(0), None)]).await.unwrap();
     let woken = tokio::time::timeout(Duration::from_secs(5), waiting).await.unwrap().unwrap().unwrap();
     assert!(matches!(woken, Granted::Batches(g) if g.batches == (8..9)));
     let waiting = ask();
