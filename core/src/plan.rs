@@ -25,6 +25,8 @@ pub use selection::{Bitmap, Selection};
 /// Tells the permutation of row groups from those inside windows: both are keyed by (seed, pass).
 const ROW_GROUPS: u64 = 1;
 const ROWS: u64 = 2;
+/// The permutation of a window's rounds, with `bucket_by`.
+const ROUNDS: u64 = 3;
 
 /// What a plan knows of a row group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -222,6 +224,41 @@ impl Plan {
             shuffle(&mut rng, &mut order);
         }
         order
+    }
+
+    /// [`Plan::window_order`] with `bucket_by`: rows of about one length stand together, so that the `round_size` batches of a round pad little, and
+    /// the rounds are permuted. `lengths` has the length of each row of the window, by its offset.
+    ///
+    /// The rows of the pass that fill no round are set aside before they are ordered and stay the last: else they would always be the longest.
+    pub fn bucketed_order(&self, window: WindowId, lengths: &[u64]) -> Result<Vec<u32>> {
+        let mut order = self.window_order(window);
+        if lengths.len() != order.len() {
+            return Err(Error::internal(format!("{} lengths for a window of {} rows", lengths.len(), order.len())));
+        }
+        // `new` made sure that a round fits.
+        let round = usize::try_from(self.settings.batch_size.saturating_mul(self.settings.round_size)).unwrap_or(usize::MAX);
+        let rest = order.split_off(order.len() - order.len() % round);
+        // Stable: rows of one length stay in the order of the window's shuffle.
+        order.sort_by_key(|row| lengths[*row as usize]);
+        let mut rounds: Vec<&[u32]> = order.chunks(round).collect();
+        if matches!(self.settings.shuffle, Shuffle::Window | Shuffle::Full) {
+            let mut rng = Rng::new(key(&[ROUNDS, self.settings.seed, u64::from(self.settings.pass.0), window.0]));
+            shuffle(&mut rng, &mut rounds);
+        }
+        let mut bucketed = rounds.concat();
+        bucketed.extend(rest);
+        Ok(bucketed)
+    }
+
+    /// Values that padding each batch of the window to its longest row adds, in this order of its rows.
+    pub fn padding(&self, order: &[u32], lengths: &[u64]) -> u64 {
+        let batch = usize::try_from(self.settings.batch_size).unwrap_or(usize::MAX);
+        let of = |rows: &[u32]| {
+            let lengths = rows.iter().filter_map(|row| lengths.get(*row as usize));
+            let longest = lengths.clone().max().copied().unwrap_or(0);
+            lengths.map(|length| longest - length).sum::<u64>()
+        };
+        order.chunks(batch.max(1)).map(of).sum()
     }
 
     /// The rows of a batch, as a range of its window's [`Plan::window_order`]; empty beyond the last batch.

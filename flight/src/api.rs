@@ -156,6 +156,8 @@ pub struct PlanRequest {
     pub shuffle: Option<String>,
     pub window: Option<String>,
     pub filter: Option<String>,
+    /// Rounds have as many batches as there are ranks.
+    pub bucket_by: Option<String>,
     pub world_size: Option<u32>,
     pub step: Option<u64>,
     pub batch: Option<u64>,
@@ -291,6 +293,18 @@ pub struct ReportRequest {
     pub number: u64,
     #[serde(default)]
     pub received: Vec<PassBatches>,
+}
+
+/// `forebay.job.leave`: the consumer takes part no more. What it holds unacknowledged is lost, or returns, as after its death.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LeaveRequest {
+    pub job: String,
+    pub consumer: String,
+    #[serde(default)]
+    pub incarnation: Option<u32>,
+    #[serde(default)]
+    pub session: Option<u64>,
 }
 
 /// `forebay.job.commit`: the consumer's `call`-th commit, from 1. Complete when every live consumer of the job made its own.

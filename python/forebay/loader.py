@@ -184,12 +184,16 @@ class Loader:
         if not isinstance(state, dict) or not {"job", "token"} <= state.keys():
             raise BadInput("this is not what state_dict gave", "give the dict with `job` and `token`")
         self._end(self.job)
-        self._member.close()
+        self._member.leave()
         self._settings["job"] = state["job"]
         self._member = Member(self._client, self._settings, self._ranked)
-        self._restore = {"token": state["token"], "attempt": attempt or _attempt()}
+        self._restore = {"token": state["token"], "attempt": attempt or self._attempt()}
         self._lost, self._only_pass, self._bases = False, None, {}
         self._next = state["token"] if self._fixed else None
+
+    def _attempt(self) -> str | None:
+        # Whoever restores a private job does so alone.
+        return f"alone-{uuid.uuid4().hex}" if self._private else _launch()
 
     def _take(self) -> None:
         """The batch last yielded is behind the trainer."""
@@ -233,8 +237,11 @@ class Loader:
         self._opened.add(settings["job"])
         if self._restore is not None:
             command = {k: v for k, v in settings.items() if v is not None}
-            self._client.action("forebay.job.restore", self._restore | {"command": command})
+            restored = self._client.action("forebay.job.restore", self._restore | {"command": command})[0]
             self._restore = None
+            if restored["pass"] is None:
+                # The checkpoint lacks nothing.
+                return
         broken = None
         try:
             while True:
@@ -296,7 +303,7 @@ class Loader:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
-        self._member.close()
+        self._member.leave()
         self._end(self.job)
 
     def __enter__(self) -> Self:
@@ -314,7 +321,7 @@ def run_name() -> str:
     raise BadInput("a world_size above 1 needs a job that all ranks name", "give job='...'")
 
 
-def _attempt() -> str | None:
+def _launch() -> str | None:
     """A name of this start that all ranks of a launcher agree on: torchrun counts its restarts."""
     run, count = os.environ.get("TORCHELASTIC_RUN_ID", "").strip(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "").strip()
     # `none` is what torchrun calls every run that was not named.

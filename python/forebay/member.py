@@ -41,6 +41,7 @@ class Member:
         self.exact = visitation == "exactly_once"
         # Another loader under the same name is another trainer, which must not use what this one holds.
         self.session = secrets.randbits(52) if self.exact else None
+        self.redelivers = visitation != "at_most_once"
         self.reports = ranked or visitation != "at_most_once"
         self._turn = threading.RLock()
         self._taken: collections.OrderedDict[tuple[int, int], None] = collections.OrderedDict()
@@ -134,6 +135,14 @@ class Member:
             if answer["complete"]:
                 self._calling = False
                 return answer["token"]
+
+    def leave(self) -> None:
+        """Takes part no more: what it held and did not commit goes to others at once."""
+        self.close()
+        if self.redelivers and self._place is not None and self._fenced is None:
+            # A server that is gone hears it from the lease.
+            with contextlib.suppress(Error):
+                self._client.action("forebay.job.leave", self._about())
 
     def close(self) -> None:
         """No further signs of life."""

@@ -50,11 +50,11 @@ def test_a_restore_gives_exactly_what_the_checkpoint_lacks_twice_in_succession(c
         state = json.loads(json.dumps(first.state_dict()))
     assert len(json.dumps(state)) < 200, "a token is of constant size"
     with exact(client, "twice") as second:
-        second.load_state_dict(state)
+        second.load_state_dict(state, attempt="second")
         undone = draw(second, 7)
     assert not set(undone) & set(kept)
     with exact(client, "twice") as third:
-        third.load_state_dict(state)
+        third.load_state_dict(state, attempt="third")
         more = draw(third, 9)
         state = third.state_dict()
     with exact(client, "twice") as fourth:
@@ -130,7 +130,7 @@ def test_the_older_trainer_is_refused_after_a_restore(client):
     assert len(rest) == len(set(rest)) == BATCHES - 1
 
 
-def together(client, world: int, job: str, steps: int, state=None, **settings) -> tuple[list[list[int]], list[dict]]:
+def together(client, world: int, job: str, most: int | None, state=None, **settings) -> tuple[list[list[int]], list[dict]]:
     """What each of several consumers took before they committed together, and the states that they got."""
     got: list[list[int]] = [[] for _ in range(world)]
     states: list[dict | None] = [None] * world
@@ -143,7 +143,7 @@ def together(client, world: int, job: str, steps: int, state=None, **settings) -
                 with exact(own, job, **ranked, **settings) as loader:
                     if state is not None:
                         loader.load_state_dict(state)
-                    got[number] = draw(loader, steps)
+                    got[number] = draw(loader, most)
                     states[number] = loader.state_dict()
         except BaseException as error:  # noqa: BLE001 - raised below
             failed.append(error)
@@ -304,7 +304,10 @@ class Process:
 
     def start(self) -> None:
         command = [os.environ["FOREBAY_BIN"], *self.args, "--json"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        environment = os.environ | {"FOREBAY_PYTHON_ALLOW": "true", "FOREBAY_SOURCES_ALLOW": "/"}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
         threading.Thread(target=self.process.stderr.read, daemon=True).start()
         line = self.process.stdout.readline()
         assert line, f"{self.args[0]} did not start"
@@ -358,7 +361,7 @@ def test_workers_killed_under_consumers_that_go_on(folder: Path, tmp_path: Path,
     root = str(tmp_path / "root")
     leader = processes("dispatcher", "--root", root, "--listen", f"127.0.0.1:{free_port()}", "--lease", "15s")
     workers = [
-        processes("worker", "--dispatcher", leader.address, "--listen", "127.0.0.1:0", "--id", f"w{number}")
+        processes("worker", "--dispatcher", leader.address, "--listen", "127.0.0.1:0", "--name", f"w{number}")
         for number in range(2)
     ]
     with forebay.connect(leader.address) as client:
@@ -379,7 +382,7 @@ def test_workers_killed_under_consumers_that_go_on(folder: Path, tmp_path: Path,
 def test_a_trainer_that_slept_too_long_yields_nothing_that_went_to_another(folder: Path, tmp_path: Path, processes):
     """Stopped for longer than its lease: what it held is given to another, and it is refused when it wakes."""
     leader = processes("dispatcher", "--root", str(tmp_path / "root"), "--listen", "127.0.0.1:0", "--lease", "15s")
-    processes("worker", "--dispatcher", leader.address, "--listen", "127.0.0.1:0", "--id", "w0")
+    processes("worker", "--dispatcher", leader.address, "--listen", "127.0.0.1:0", "--name", "w0")
     with forebay.connect(leader.address) as client:
         client.materialize(folder / "points.toml", progress=False)
         asleep = trainer(leader.address, "sleeper", None, 1000, "slow")

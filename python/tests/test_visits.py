@@ -144,3 +144,40 @@ def test_a_missing_rank_holds_a_round_up_no_longer_than_said(client):
         for _ in loader:
             pass
     assert time.monotonic() - begun < 30
+
+
+def test_the_batches_of_a_round_have_neighbouring_lengths(client):
+    """With ``bucket_by`` the ranks of one step pad about as little as if they had sorted the window."""
+    lengths = [(i * 37) % 100 for i in range(ROWS)]
+    texts = pa.table({"text": ["x" * n for n in lengths], "n": pa.array(lengths, pa.int32())})
+    client.write("texts", texts)
+
+    def spread(job: str, **settings) -> tuple[int, list[int]]:
+        """The padding over all steps, and the rows."""
+        got: list[list[list[int]]] = [[], []]
+
+        def rank(number: int) -> None:
+            with forebay.connect(client.address) as own:
+                loader = own.loader(
+                    "texts", batch_size=25, epochs=1, job=job, rank=number, world_size=2, assignment="rounds", **settings
+                )
+                with loader:
+                    got[number] += [list(batch["n"]) for batch in loader]
+
+        threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        steps = [a + b for a, b in zip(*got, strict=True)]
+        return sum(max(step) * len(step) - sum(step) for step in steps), sorted(int(n) for step in steps for n in step)
+
+    plain, rows = spread("plain-lengths")
+    by_text, same = spread("by-text", bucket_by="text")
+    by_value, again = spread("by-value", bucket_by="n", columns=["n"])
+    assert rows == same == again == sorted(lengths)
+    assert by_text == by_value and by_text * 10 < plain, (plain, by_text, by_value)
+    with pytest.raises(forebay.BadInput, match="bucket_by.*x"):
+        next(iter(client.loader("points", bucket_by="x")))
+    with pytest.raises(forebay.BadInput, match="bucket_by.*lenght"):
+        next(iter(client.loader("texts", bucket_by="lenght")))

@@ -208,6 +208,7 @@ impl Backend for EngineBackend {
             "forebay.job.stop" => one(engine.job_stop(admin::body(name, body)?).await?),
             "forebay.job.ack" => one(engine.job_ack(admin::body(name, body)?).await?),
             "forebay.job.report" => one(engine.job_report(admin::body(name, body)?).await?),
+            "forebay.job.leave" => one(engine.job_leave(admin::body(name, body)?).await?),
             "forebay.job.commit" => one(admin::json_of(&engine.job_commit(admin::body(name, body)?).await?)?),
             "forebay.job.restore" => one(engine.job_restore(admin::body(name, body)?).await?),
             "forebay.tasks" => one(engine.tasks(body.get("failed").and_then(Value::as_bool).unwrap_or_default()).await?),

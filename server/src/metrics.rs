@@ -17,6 +17,16 @@ pub struct Metrics {
     pub epochs_published: IntCounter,
     /// Rows handed to consumers of jobs.
     pub rows_served: IntCounter,
+    /// Row groups read and decoded for consumers, and their stored bytes.
+    pub row_groups_read: IntCounter,
+    pub bytes_read: IntCounter,
+    /// Of those, the ones that had been in memory before and had to go.
+    pub row_groups_reread: IntCounter,
+    /// Batches that steps behind the cut made.
+    pub batches_made: IntCounter,
+    /// Values by which batches with `bucket_by` have to be padded, and how many fewer these are than without it.
+    pub padding: IntCounter,
+    pub padding_saved: IntCounter,
     /// Streams of jobs that are open.
     pub job_streams: IntGauge,
     pub queries: IntCounter,
@@ -40,6 +50,18 @@ impl Metrics {
             tasks_failed: counter("forebay_tasks_failed_total", "Attempts at tasks that failed on this worker.")?,
             rows_quarantined: counter("forebay_quarantined_rows_total", "Bad rows set aside by this worker.")?,
             rows_served: counter("forebay_served_rows_total", "Rows handed to consumers of jobs by this worker.")?,
+            row_groups_read: counter("forebay_read_row_groups_total", "Row groups read and decoded for consumers by this worker.")?,
+            bytes_read: counter("forebay_read_bytes_total", "Stored bytes of the row groups read for consumers by this worker.")?,
+            row_groups_reread: counter(
+                "forebay_reread_row_groups_total",
+                "Row groups read again for consumers because memory was short when they were done with.",
+            )?,
+            batches_made: counter("forebay_transformed_batches_total", "Batches made by steps behind the cut by this worker.")?,
+            padding: counter("forebay_bucket_padding_values_total", "Values that pad batches of jobs with bucket_by, over all windows read.")?,
+            padding_saved: counter(
+                "forebay_bucket_padding_saved_values_total",
+                "Values that would pad the same rows without bucket_by, less those that do.",
+            )?,
             epochs_published: counter("forebay_epochs_published_total", "Epochs published by this dispatcher.")?,
             queries: counter("forebay_queries_total", "SQL queries planned here.")?,
             job_streams: streams,

@@ -57,8 +57,8 @@ pub struct ServeLimits {
     pub in_use: u64,
 }
 
-/// One compiled view: the columns asked for, and the version's files.
-type Compiled = (Arc<DatasetVersion>, Option<Vec<String>>, Arc<Served>);
+/// One compiled view: the version's files, the columns asked for, and the bucket column.
+type Compiled = (Arc<DatasetVersion>, Option<Vec<String>>, Option<String>, Arc<Served>);
 
 /// Reads windows for all jobs of a process.
 #[derive(Debug)]
@@ -73,10 +73,10 @@ pub struct Reader {
 }
 
 impl Reader {
-    pub fn new(view: View, python: Arc<PythonPool>, limits: ServeLimits) -> Arc<Self> {
+    pub fn new(view: View, python: Arc<PythonPool>, limits: ServeLimits, metrics: Metrics) -> Arc<Self> {
         let limits = Limits { idle: limits.cache, pinned: limits.in_use, patience: PATIENCE };
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
-        let loader = Loader::new(view.root().clone(), limits);
+        let loader = Loader::new(view.root().clone(), limits, metrics);
         Arc::new(Self {
             loader,
             passes: Passes::default(),
@@ -93,20 +93,21 @@ impl Reader {
     }
 
     /// How a version's rows become a consumer's; the steps behind the cut are compiled once.
-    pub(crate) async fn served(&self, version: &Arc<DatasetVersion>, columns: Option<&[String]>) -> Result<Arc<Served>> {
+    pub(crate) async fn served(&self, version: &Arc<DatasetVersion>, settings: &JobSettings) -> Result<Arc<Served>> {
+        let (columns, bucket) = (settings.columns.as_deref(), settings.bucket_by.as_deref());
         let find = |kept: &VecDeque<Compiled>| {
-            let found = kept.iter().find(|(of, wanted, _)| Arc::ptr_eq(of, version) && wanted.as_deref() == columns);
-            found.map(|(_, _, served)| Arc::clone(served))
+            let same = |(of, wanted, by, _): &&Compiled| Arc::ptr_eq(of, version) && wanted.as_deref() == columns && by.as_deref() == bucket;
+            kept.iter().find(same).map(|(.., served)| Arc::clone(served))
         };
         if let Some(served) = find(&self.compiled.lock()) {
             return Ok(served);
         }
-        let served = Arc::new(Served::new(version, columns, &self.python).await?);
+        let served = Arc::new(Served::new(version, columns, bucket, &self.python).await?);
         let mut kept = self.compiled.lock();
         if let Some(first) = find(&kept) {
             return Ok(first);
         }
-        kept.push_back((Arc::clone(version), columns.map(<[String]>::to_vec), Arc::clone(&served)));
+        kept.push_back((Arc::clone(version), columns.map(<[String]>::to_vec), bucket.map(str::to_owned), Arc::clone(&served)));
         if kept.len() > KEPT {
             kept.pop_front();
         }
@@ -119,7 +120,7 @@ impl Reader {
     /// `NotFound` for a dataset or version that does not exist, `BadInput` for a column that it does not have.
     pub async fn schema(&self, settings: &JobSettings) -> Result<SchemaRef> {
         let version = self.view.version(&settings.dataset, settings.version).await?;
-        Ok(Arc::clone(&self.served(&version, settings.columns.as_deref()).await?.schema))
+        Ok(Arc::clone(&self.served(&version, settings).await?.schema))
     }
 }
 
@@ -148,7 +149,7 @@ impl Serving {
         acks: Acks,
     ) -> Result<Box<dyn JobStream>> {
         let version = self.reader.view.version(&settings.dataset, settings.version).await?;
-        let served = self.reader.served(&version, settings.columns.as_deref()).await?;
+        let served = self.reader.served(&version, &settings).await?;
         let each = acks != Acks::AtEnd;
         let stream = self.dispatcher.open_stream(&member, &self.worker, each).await?;
         let of = report::StreamOf { member, stream };

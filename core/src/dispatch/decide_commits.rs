@@ -228,6 +228,8 @@ pub(super) fn restore(
 ) -> Result<()> {
     let name = settings.job.clone();
     let job = find(d, &name)?;
+    // Part of the plan: it stays what it was, also where it was the world size.
+    let settings = JobSettings { round_size: job.settings.round_size.filter(|_| settings.bucket_by.is_some()), ..settings };
     if joins(d, job, consumer, token, attempt.as_deref()) {
         let difference = job.settings.difference(&settings);
         if !difference.is_empty() {

@@ -95,9 +95,6 @@ impl JobSettings {
         if self.order == Order::Staged {
             problems.unsupported("order", "\"staged\" is", "use \"published\" and wait for the epoch");
         }
-        if self.bucket_by.is_some() {
-            problems.unsupported("bucket_by", "bucketing by length is", "leave it out");
-        }
         if self.shuffle == Shuffle::Full {
             problems.unsupported("shuffle", "\"full\" is", "use \"window\", with a larger `window` for a wider mixture");
         }

@@ -251,3 +251,57 @@ proptest! {
         prop_assert_eq!(&alone, &all_batches(&two)[b as usize]);
     }
 }
+
+fn bucketed(seed: u64, batch_size: u64, round_size: u64, window_bytes: u64, rows: &[u64]) -> Plan {
+    let settings = PlanSettings { round_size, ..settings(seed, 0, batch_size, window_bytes, Shuffle::Window) };
+    Plan::new(&groups(rows), None, settings).unwrap()
+}
+
+#[test]
+fn golden_buckets() {
+    let plan = bucketed(7, 2, 2, 1_000, &[5, 4]);
+    let lengths = [5, 1, 9, 1, 7, 3, 8, 2, 6];
+    let order = plan.bucketed_order(WindowId(0), &lengths).unwrap();
+    let plain = plan.window_order(WindowId(0));
+    assert_eq!(order[8], plain[8], "the row that fills no round stays the last");
+    let mut rounds: Vec<Vec<u64>> = order[..8].chunks(4).map(|round| round.iter().map(|row| lengths[*row as usize]).collect()).collect();
+    rounds.sort();
+    let mut rest: Vec<u64> = plain[..8].iter().map(|row| lengths[*row as usize]).collect();
+    rest.sort_unstable();
+    assert_eq!(rounds.concat(), rest);
+    assert_eq!(plan.bucketed_order(WindowId(0), &lengths[1..]).unwrap_err().kind, Kind::Internal);
+}
+
+proptest! {
+    /// Batches of a round have neighbouring lengths, every row comes once, and what fills no round stays as the shuffle left it.
+    #[test]
+    fn rounds_hold_rows_of_neighbouring_lengths(
+        seed in 0u64..1_000,
+        batch_size in 1u64..6,
+        round_size in 1u64..5,
+        window_bytes in 10u64..2_000,
+        rows in prop::collection::vec(0u64..60, 1..8),
+        modulus in 1u64..50,
+    ) {
+        let plan = bucketed(seed, batch_size, round_size, window_bytes, &rows);
+        let round = (batch_size * round_size) as usize;
+        for window in (0..plan.windows()).map(WindowId) {
+            let plain = plan.window_order(window);
+            let lengths: Vec<u64> = (0..plain.len() as u64).map(|i| (i * 7 + seed) % modulus).collect();
+            let order = plan.bucketed_order(window, &lengths).unwrap();
+            let full = order.len() - order.len() % round;
+            prop_assert!(full == order.len() || window.0 + 1 == plan.windows(), "only the last window has a rest");
+            prop_assert_eq!(&order[full..], &plain[full..]);
+            prop_assert_eq!(order.iter().collect::<BTreeSet<_>>(), plain.iter().collect::<BTreeSet<_>>());
+            let mut ranges: Vec<(u64, u64)> = Vec::new();
+            for rows in order[..full].chunks(round) {
+                let of: Vec<u64> = rows.iter().map(|row| lengths[*row as usize]).collect();
+                prop_assert!(of.is_sorted());
+                ranges.push((of[0], of[of.len() - 1]));
+            }
+            ranges.sort_unstable();
+            prop_assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{:?}", ranges);
+            prop_assert!(plan.padding(&order[..full], &lengths) <= plan.padding(&plain[..full], &lengths));
+        }
+    }
+}

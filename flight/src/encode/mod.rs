@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use crate::api::BatchMeta;
 use crate::message::Message;
-use body::Pool;
+pub use body::Pool;
 pub use wire::{to_wire, wire_schema};
 
 /// Body bytes that a message aims at: far larger ones were measured slower in clients, smaller ones cost calls.
@@ -187,17 +187,15 @@ impl Encoder {
     }
 
     fn gather_runs(&mut self, prepared: &Prepared, runs: &[Run], rows: usize) -> Result<Message> {
-        let bytes = measure::bytes(prepared, runs);
-        // What is shared needs no room; it is nearly everything where it is anything.
-        let room =
-            if runs.iter().all(|run| measure::row_bytes(prepared, *run) >= 2 * body::SHARED) { bytes.min(body::SHARED) } else { bytes };
-        let mut out = body::Body::new(self.pool.take(room + 128 * prepared.columns.len() + 64));
+        let aside: usize = prepared.columns.iter().map(|column| gather::set_aside(&column.iter().collect::<Vec<_>>(), runs)).sum();
+        let room = measure::bytes(prepared, runs).saturating_sub(aside);
+        let mut out = body::Body::new(room + 128 * prepared.columns.len() + 64, &self.pool);
         for (column, field) in prepared.columns.iter().zip(self.schema.fields()) {
             let chunks: Vec<&ArrayData> = column.iter().collect();
             gather::column(&chunks, runs, rows, &mut out).map_err(|e| e.context(format_args!("column `{}`", field.name())))?;
         }
         let header = header::record_batch(rows, &out);
-        let (body, more) = out.into_parts(&self.pool);
+        let (body, more) = out.into_parts();
         Ok(Message { header, app_metadata: Bytes::new(), body, more })
     }
 

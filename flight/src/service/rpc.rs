@@ -33,6 +33,7 @@ const ACTIONS: &[(&str, &str)] = &[
     ("forebay.job.status", "the state of one job, or of all"),
     ("forebay.job.ack", "acknowledge batches"),
     ("forebay.job.report", "say what was received before a stream broke"),
+    ("forebay.job.leave", "take part in a job no more"),
     ("forebay.job.commit", "commit what a job's consumers have taken"),
     ("forebay.job.restore", "take a job back to a commit"),
     ("forebay.job.stop", "end a job"),

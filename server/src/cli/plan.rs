@@ -42,6 +42,9 @@ pub(super) struct PlanArgs {
     /// Only rows for which this holds
     #[arg(long, value_name = "SQL")]
     filter: Option<String>,
+    /// Put rows of about one length together: a stored list, string, binary or integer column
+    #[arg(long, value_name = "COLUMN")]
+    bucket_by: Option<String>,
     #[arg(long, value_name = "N")]
     world_size: Option<u32>,
     /// Show the rows of this step
@@ -69,6 +72,7 @@ pub(super) async fn run(connection: &Connection, args: PlanArgs, out: &Output) -
         shuffle: args.shuffle,
         window: args.window,
         filter: args.filter,
+        bucket_by: args.bucket_by,
         world_size: args.world_size,
         step: args.step,
         batch: args.batch,

@@ -85,6 +85,9 @@ pub(super) struct ReadArgs {
     /// Only rows for which this holds: any SQL over stored columns
     #[arg(long, value_name = "SQL")]
     filter: Option<String>,
+    /// Put rows of about one length together, so that batches pad little: a stored list, string, binary or integer column
+    #[arg(long, value_name = "COLUMN")]
+    bucket_by: Option<String>,
     /// Begin a finished or stopped job anew
     #[arg(long)]
     restart: bool,
@@ -124,6 +127,7 @@ fn request(args: &ReadArgs) -> Result<JobRequest> {
         "visitation": args.visitation,
         "columns": args.columns,
         "filter": args.filter,
+        "bucket_by": args.bucket_by,
         "restart": args.restart.then_some(true),
     });
     let request = JobRequest::from_json(&settings.to_string()).map_err(as_flags)?;

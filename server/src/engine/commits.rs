@@ -5,7 +5,7 @@ use std::time::Duration;
 use forebay_core::dispatch::Token;
 use forebay_core::ids::{BatchId, ConsumerName, Incarnation, JobName, PassId, Session};
 use forebay_core::{Error, Result};
-use forebay_flight::api::{AckRequest, CommitAnswer, CommitRequest, PassBatches, ReportRequest, RestoreRequest};
+use forebay_flight::api::{AckRequest, CommitAnswer, CommitRequest, LeaveRequest, PassBatches, ReportRequest, RestoreRequest};
 use serde_json::{Value, json};
 
 use super::Engine;
@@ -59,6 +59,18 @@ impl Engine {
         let of = self.member(&job, incarnation, consumer, session).await?;
         self.dispatcher()?.report(&of, number, None, in_passes(received, BatchId)).await?;
         Ok(json!({ "job": of.job, "number": number }))
+    }
+
+    /// `forebay.job.leave`.
+    pub(crate) async fn job_leave(&self, request: LeaveRequest) -> Result<Value> {
+        let LeaveRequest { job, consumer, incarnation, session } = request;
+        let of = self.member(&job, incarnation, consumer, session).await?;
+        let info = self.dispatcher()?.job_status(&of.job).await?;
+        // Whoever was replaced by a restore has left already.
+        if info.is_some_and(|info| info.incarnation == of.incarnation) {
+            self.dispatcher()?.leave_job(&of.job, &of.consumer, of.session).await?;
+        }
+        Ok(json!({ "job": of.job }))
     }
 
     /// `forebay.job.commit`.

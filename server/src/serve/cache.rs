@@ -8,9 +8,9 @@
 
 use forebay_core::{Error, Kind, Result};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
-use std::hash::Hash;
+use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, OnceCell};
@@ -54,7 +54,12 @@ struct Inner<K, V> {
     idle_bytes: u64,
     pinned_bytes: u64,
     tick: u64,
+    /// Hashes of keys that went for want of room, oldest first: loading one of them again is worth a number in the metrics.
+    evicted: (HashSet<u64>, VecDeque<u64>),
 }
+
+/// Evicted keys that are remembered.
+const REMEMBERED: usize = 1 << 16;
 
 /// Decoded rows in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -81,7 +86,7 @@ impl<K, V> fmt::Debug for Cache<K, V> {
 
 impl<K: Eq + Hash + Clone, V> Cache<K, V> {
     pub(crate) fn new(limits: Limits) -> Arc<Self> {
-        let inner = Inner { entries: HashMap::new(), idle: BTreeMap::new(), idle_bytes: 0, pinned_bytes: 0, tick: 0 };
+        let inner = Inner { entries: HashMap::new(), idle: BTreeMap::new(), idle_bytes: 0, pinned_bytes: 0, tick: 0, evicted: Default::default() };
         Arc::new(Self { limits, inner: Mutex::new(inner), freed: Notify::new() })
     }
 
@@ -190,9 +195,22 @@ impl<K: Eq + Hash + Clone, V> Inner<K, V> {
             if let Some(entry) = self.entries.remove(&key) {
                 self.idle_bytes -= entry.bytes;
                 out.push(entry);
+                self.remember(hash(&key));
             }
         }
         out
+    }
+
+    fn remember(&mut self, key: u64) {
+        let (known, order) = &mut self.evicted;
+        if known.insert(key) {
+            order.push_back(key);
+        }
+        if order.len() > REMEMBERED
+            && let Some(oldest) = order.pop_front()
+        {
+            known.remove(&oldest);
+        }
     }
 }
 
@@ -209,7 +227,18 @@ impl<K: Eq + Hash + Clone, V> fmt::Debug for Pins<K, V> {
     }
 }
 
+fn hash<K: Hash>(key: &K) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    hasher.finish()
+}
+
 impl<K: Eq + Hash + Clone, V> Pins<K, V> {
+    /// Whether the `at`-th pinned item was here before and had to go, as far as that is remembered.
+    pub(crate) fn was_evicted(&self, at: usize) -> bool {
+        self.keys.get(at).is_some_and(|key| self.cache.inner.lock().evicted.0.contains(&hash(key)))
+    }
+
     /// The `at`-th pinned item, loaded by `load` unless somebody did or is about to; `load` also tells its true bytes.
     pub(crate) async fn get<F>(&self, at: usize, load: F) -> Result<Arc<V>>
     where

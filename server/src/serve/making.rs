@@ -11,9 +11,9 @@ use arrow::array::RecordBatch;
 use arrow::compute::interleave_record_batch;
 use forebay_core::ids::BatchId;
 use forebay_core::{Error, Result};
-use tokio::sync::Semaphore;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::Reader;
 use super::pass::PassPlan;
 use super::served::Served;
 use super::window::WindowData;
@@ -33,8 +33,7 @@ pub(crate) struct MakingOf {
     pub(crate) pass: Arc<PassPlan>,
     pub(crate) served: Arc<Served>,
     pub(crate) data: Arc<WindowData>,
-    /// Batches of the whole process that are made at once.
-    pub(crate) slots: Arc<Semaphore>,
+    pub(crate) reader: Arc<Reader>,
 }
 
 impl Making {
@@ -56,7 +55,13 @@ impl Making {
 }
 
 async fn make(from: MakingOf, batch: BatchId) -> Result<RecordBatch> {
-    let _slot = Arc::clone(&from.slots).acquire_owned().await.map_err(|_| Error::internal("making rows is over"))?;
+    let MakingOf { reader, data, pass, served } = &from;
+    let rows = pass.plan.batch_rows(batch);
+    reader.loader.made(data, pass, served, rows, compute(from.clone(), batch)).await
+}
+
+async fn compute(from: MakingOf, batch: BatchId) -> Result<RecordBatch> {
+    let _slot = Arc::clone(&from.reader.making).acquire_owned().await.map_err(|_| Error::internal("making rows is over"))?;
     let runtime = tokio::runtime::Handle::current();
     // Steps compute, so they keep off the threads that move messages.
     let made = tokio::task::spawn_blocking(move || {

@@ -55,7 +55,7 @@ pub async fn answer(engine: &Engine, request: PlanRequest) -> Result<PlanInfo> {
     if let Some(beyond) = batches.iter().find(|b| **b >= plan.batches()) {
         return Err(Error::not_found(format!("pass {} has {} batches, and no batch {beyond}", request.pass, plan.batches())));
     }
-    let selected = rows_of(engine.reader(), &pass, &batches).await?;
+    let selected = rows_of(engine.reader(), &pass, settings.bucket_by.as_deref(), &batches).await?;
     Ok(PlanInfo {
         dataset: settings.dataset.as_str().to_owned(),
         version: pass.version.version.0,
@@ -118,6 +118,8 @@ async fn of_dataset(engine: &Engine, request: &PlanRequest) -> Result<(JobSettin
     settings.batch_size = request.batch_size.unwrap_or(settings.batch_size);
     settings.seed = request.seed.unwrap_or(settings.seed);
     settings.world_size = request.world_size;
+    settings.bucket_by.clone_from(&request.bucket_by);
+    settings.round_size = request.bucket_by.as_ref().map(|_| request.world_size.unwrap_or(1));
     if let Some(window) = &request.window {
         settings.window = pipeline::parse_size(window).map_err(|e| e.context("window"))?;
     }
@@ -183,6 +185,7 @@ fn refuse_overrides(request: &PlanRequest) -> Result<()> {
         ("seed", request.seed.is_some()),
         ("shuffle", request.shuffle.is_some()),
         ("window", request.window.is_some()),
+        ("bucket_by", request.bucket_by.is_some()),
         ("filter", request.filter.is_some()),
     ];
     match given.iter().find(|(_, given)| *given) {
@@ -228,8 +231,8 @@ fn taken_at(visits: &[RecordBatch], pass: PassId, step: u64, consumer: Option<&s
 }
 
 /// The row keys of batches, in the order asked for.
-async fn rows_of(reader: &Reader, pass: &Arc<PassPlan>, batches: &[u64]) -> Result<Vec<PlanBatch>> {
-    let served = Arc::new(Served::keys_only(&pass.version)?);
+async fn rows_of(reader: &Reader, pass: &Arc<PassPlan>, bucket_by: Option<&str>, batches: &[u64]) -> Result<Vec<PlanBatch>> {
+    let served = Arc::new(Served::keys_only(&pass.version, bucket_by)?);
     let mut out = Vec::with_capacity(batches.len());
     let mut open: Option<(WindowId, Arc<WindowData>)> = None;
     for batch in batches.iter().map(|b| BatchId(*b)) {

@@ -80,7 +80,7 @@ async fn the_rows_of_batches_are_told_without_delivering_them() {
     let reader = fixture.reader(ROOMY);
     let pass = Arc::new(PassPlan::new(fixture.version.clone(), EpochId(0), PassId(1), &settings(), None).unwrap());
     let asked: Vec<u64> = (0..pass.plan.batches()).rev().collect();
-    let told = rows_of(&reader, &pass, &asked).await.unwrap();
+    let told = rows_of(&reader, &pass, None, &asked).await.unwrap();
     assert_eq!(told.iter().map(|b| b.batch).collect::<Vec<_>>(), asked);
     let mut seen = BTreeSet::new();
     for batch in &told {
@@ -89,6 +89,6 @@ async fn the_rows_of_batches_are_told_without_delivering_them() {
         seen.extend(batch.ids.iter().copied().zip(batch.parts.iter().copied()));
     }
     assert_eq!(seen.len(), 2 * 557);
-    assert!(rows_of(&reader, &pass, &[]).await.unwrap().is_empty());
+    assert!(rows_of(&reader, &pass, None, &[]).await.unwrap().is_empty());
     assert_eq!(reader.usage().pinned_bytes, 0);
 }

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use arrow::array::{Array, AsArray, Int32Array, Int64Array, RecordBatch, RecordBatchOptions};
-use arrow::datatypes::{FieldRef, Int32Type, Int64Type, Schema, SchemaRef};
+use arrow::array::{Array, ArrayRef, AsArray, Int32Array, Int64Array, RecordBatch, RecordBatchOptions};
+use arrow::compute::cast;
+use arrow::compute::kernels::length::length;
+use arrow::datatypes::{DataType, FieldRef, Int32Type, Int64Type, Schema, SchemaRef};
 use forebay_core::ids::PassId;
 use forebay_core::pipeline::PipelineSpec;
 use forebay_core::{Error, Result, suggest};
@@ -20,6 +22,8 @@ const SPLIT: &str = "split";
 pub(crate) struct Keys {
     pub(crate) ids: Int64Array,
     pub(crate) parts: Option<Int32Array>,
+    /// With `bucket_by`: what its rows are ordered by.
+    pub(crate) lengths: Option<Vec<u64>>,
 }
 
 /// A consumer's view of a version. Shared by all windows of a pass.
@@ -34,14 +38,22 @@ pub(crate) struct Served {
     /// The steps behind the cut; null where there are none, or none of their columns is wanted.
     pub(crate) behind: Option<CompiledSteps>,
     has_part: bool,
+    /// The stored column whose lengths put rows together.
+    pub(crate) bucket_by: Option<String>,
 }
 
 impl Served {
-    /// `columns` as in the job's settings: null is all.
+    /// `columns` and `bucket_by` as in the job's settings: null is all, and none.
     ///
     /// # Errors
-    /// `BadInput` for a column that does not exist; what compiling the steps behind the cut says.
-    pub(crate) async fn new(version: &DatasetVersion, columns: Option<&[String]>, python: &PythonPool) -> Result<Self> {
+    /// `BadInput` for a column that does not exist, or has no length; what compiling the steps behind the cut says.
+    pub(crate) async fn new(
+        version: &DatasetVersion,
+        columns: Option<&[String]>,
+        bucket_by: Option<&str>,
+        python: &PythonPool,
+    ) -> Result<Self> {
+        check_bucket(version, bucket_by)?;
         let behind = compile(version, python).await?;
         let full = match &behind {
             Some(steps) => with_split(&steps.output_schema(steps.len()), &version.schema),
@@ -50,25 +62,31 @@ impl Served {
         let schema = project(&full, columns, version)?;
         let has_part = version.has_part();
         let read = match (&behind, columns) {
-            (None, Some(columns)) => Some(read_columns(columns, has_part)),
+            (None, Some(columns)) => Some(read_columns(columns, bucket_by, has_part)),
             // Steps see whole rows: draws and results must not depend on what a consumer takes.
             _ => None,
         };
         let chunk_schema = Arc::clone(if behind.is_some() { &version.schema } else { &schema });
-        Ok(Self { schema, chunk_schema, read, behind, has_part })
+        Ok(Self { schema, chunk_schema, read, behind, has_part, bucket_by: bucket_by.map(str::to_owned) })
     }
 
     /// Only the row keys, as they are stored: for asking which rows a batch has. No step runs.
-    pub(crate) fn keys_only(version: &DatasetVersion) -> Result<Self> {
+    pub(crate) fn keys_only(version: &DatasetVersion, bucket_by: Option<&str>) -> Result<Self> {
+        check_bucket(version, bucket_by)?;
         let has_part = version.has_part();
-        let keys = read_columns(&[], has_part);
+        let keys = read_columns(&[], None, has_part);
         let schema = project(&version.schema, Some(&keys), version)?;
-        Ok(Self { chunk_schema: Arc::clone(&schema), schema, read: Some(keys), behind: None, has_part })
+        let read = Some(read_columns(&[], bucket_by, has_part));
+        Ok(Self { chunk_schema: Arc::clone(&schema), schema, read, behind: None, has_part, bucket_by: bucket_by.map(str::to_owned) })
     }
 
     /// Stored rows as a window holds them, and their keys.
     pub(crate) fn chunk(&self, stored: RecordBatch) -> Result<(RecordBatch, Keys)> {
-        let keys = self.keys(&stored)?;
+        let mut keys = self.keys(&stored)?;
+        if let Some(name) = &self.bucket_by {
+            let column = stored.column_by_name(name).ok_or_else(|| Error::corrupt(format!("the stored rows have no column `{name}`")))?;
+            keys.lengths = Some(lengths(column)?);
+        }
         Ok((select(&stored, &self.chunk_schema)?, keys))
     }
 
@@ -100,11 +118,11 @@ impl Served {
         let ids = batch.column_by_name("_id").and_then(|c| c.as_primitive_opt::<Int64Type>()).filter(|c| c.null_count() == 0);
         let ids = ids.ok_or_else(|| Error::corrupt("stored rows without a whole `_id` column"))?.clone();
         if !self.has_part {
-            return Ok(Keys { ids, parts: None });
+            return Ok(Keys { ids, parts: None, lengths: None });
         }
         let parts = batch.column_by_name("_part").and_then(|c| c.as_primitive_opt::<Int32Type>()).filter(|c| c.null_count() == 0);
         let parts = parts.ok_or_else(|| Error::corrupt("stored rows without a whole `_part` column"))?.clone();
-        Ok(Keys { ids, parts: Some(parts) })
+        Ok(Keys { ids, parts: Some(parts), lengths: None })
     }
 }
 
@@ -123,7 +141,7 @@ fn select(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
 }
 
 /// The key columns are read even where they are not wanted: the digest is made of them.
-fn read_columns(columns: &[String], has_part: bool) -> Arc<[String]> {
+fn read_columns(columns: &[String], bucket_by: Option<&str>, has_part: bool) -> Arc<[String]> {
     let keys = ["_id"].into_iter().chain(has_part.then_some("_part"));
     let mut read: Vec<String> = keys.map(str::to_owned).collect();
     for column in columns {
@@ -131,7 +149,33 @@ fn read_columns(columns: &[String], has_part: bool) -> Arc<[String]> {
             read.push(column.clone());
         }
     }
+    if let Some(name) = bucket_by.filter(|name| read.iter().all(|read| read != name)) {
+        read.push(name.to_owned());
+    }
     read.into()
+}
+
+/// Whether rows can be put together by a stored column.
+fn check_bucket(version: &DatasetVersion, bucket_by: Option<&str>) -> Result<()> {
+    let Some(name) = bucket_by else { return Ok(()) };
+    let Some((_, field)) = version.schema.fields().find(name) else {
+        return Err(unknown_column(&version.schema, name, version).context("bucket_by"));
+    };
+    let of = field.data_type();
+    if of.is_integer() || of.is_list() || of.is_string() || of.is_binary() {
+        return Ok(());
+    }
+    Err(Error::bad_input(format!("bucket_by: column `{name}` of dataset `{}` is {of}", version.name))
+        .with_remedy("name a stored list, string or binary column, whose length counts, or an integer column, whose value does"))
+}
+
+/// Lengths of lists, strings (in bytes) and binaries; values of integers. Null counts as 0, and so does what is negative.
+fn lengths(column: &ArrayRef) -> Result<Vec<u64>> {
+    let failed = |e| Error::internal(format!("measuring the bucket column: {e}"));
+    let counted = if column.data_type().is_integer() { Arc::clone(column) } else { length(column).map_err(failed)? };
+    let counted = cast(&counted, &DataType::Int64).map_err(failed)?;
+    let counted = counted.as_primitive::<Int64Type>();
+    Ok(counted.iter().map(|n| n.and_then(|n| u64::try_from(n).ok()).unwrap_or(0)).collect())
 }
 
 fn project(full: &SchemaRef, columns: Option<&[String]>, version: &DatasetVersion) -> Result<SchemaRef> {

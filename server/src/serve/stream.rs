@@ -163,7 +163,7 @@ impl ServedStream {
         (self.open, self.ahead, self.making) = (None, None, Making::default());
         let reader = &self.serving.reader;
         let pass = reader.passes.of_grant(&reader.view, &self.settings, self.of.member.incarnation, grant).await?;
-        let served = reader.served(&pass.version, self.settings.columns.as_deref()).await?;
+        let served = reader.served(&pass.version, &self.settings).await?;
         if served.schema.fields() != self.served.schema.fields() {
             return Err(Error::failed_precondition(format!(
                 "job `{}`: version {} of dataset `{}` has other columns than this stream began with",
@@ -223,10 +223,9 @@ impl ServedStream {
         let mut found = data.batch(batch, pass.plan.batch_rows(batch))?;
         let mut chunks = Arc::clone(&data.chunks);
         if self.served.behind.is_some() {
-            let slots = Arc::clone(&self.serving.reader.making);
             // A rank's batches are not neighbours: only the one at hand is made.
             let left = if grant.every > 1 { left.start..left.start + 1 } else { left };
-            let from = MakingOf { pass: Arc::clone(&pass), served: Arc::clone(&self.served), data, slots };
+            let from = MakingOf { pass: Arc::clone(&pass), served: Arc::clone(&self.served), data, reader: Arc::clone(&self.serving.reader) };
             let made = self.making.first(&from, left).await?;
             found.rows = (0..made.num_rows() as u32).map(|row| (0, row)).collect();
             chunks = Arc::new(vec![made]);

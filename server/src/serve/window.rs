@@ -4,12 +4,13 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use arrow::array::RecordBatch;
 use forebay_core::digest::batch_digest;
-use forebay_core::ids::{BatchId, PassId, WindowId};
-use forebay_core::plan::Piece;
+use forebay_core::ids::{BatchId, PassId, VersionId, WindowId};
+use forebay_core::plan::{Piece, Plan};
 use forebay_core::{Error, Result};
 use forebay_storage::root::Root;
 use forebay_storage::shard::read_row_group;
@@ -21,6 +22,7 @@ use tokio::sync::{OnceCell, Semaphore};
 use super::cache::{Admission, Cache, Limits, Pins, Usage};
 use super::pass::PassPlan;
 use super::served::{Keys, Served};
+use crate::metrics::Metrics;
 
 #[cfg(test)]
 #[path = "window_tests.rs"]
@@ -40,12 +42,29 @@ pub(crate) struct GroupKey {
     columns: Option<Arc<[String]>>,
 }
 
-type Groups = Cache<GroupKey, Vec<RecordBatch>>;
-type GroupPins = Pins<GroupKey, Vec<RecordBatch>>;
+/// Names rows that steps behind the cut made: those of a window, for whoever wants these columns of them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct MadeKey {
+    window: Arc<WindowKey>,
+    /// Its pipeline says the steps.
+    version: VersionId,
+    columns: Vec<String>,
+    rows: Range<u64>,
+}
+
+/// What is kept in memory, under one budget.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Item {
+    Group(GroupKey),
+    Made(MadeKey),
+}
+
+type Items = Cache<Item, Vec<RecordBatch>>;
+type ItemPins = Pins<Item, Vec<RecordBatch>>;
 
 /// What a window's rows and their order depend on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct WindowKey {
+pub(crate) struct WindowKey {
     dataset: Arc<str>,
     /// Of the epoch's files.
     stamp: u64,
@@ -55,6 +74,8 @@ struct WindowKey {
     window_rows: u64,
     shuffle: u8,
     columns: Vec<String>,
+    /// With the batches of a round.
+    bucket_by: Option<(String, u64)>,
     window: WindowId,
 }
 
@@ -62,27 +83,33 @@ type Cell = OnceCell<Arc<WindowData>>;
 
 /// Keeps a window that is being loaded or used; whoever asks for the same one meanwhile shares it.
 #[derive(Debug, Clone)]
-pub(crate) struct WindowHandle(Arc<Cell>);
+pub(crate) struct WindowHandle {
+    cell: Arc<Cell>,
+    key: Arc<WindowKey>,
+}
 
 /// Loads windows for all jobs of a process.
 #[derive(Debug)]
 pub(crate) struct Loader {
     root: Root,
-    groups: Arc<Groups>,
-    open: Mutex<HashMap<WindowKey, Weak<Cell>>>,
+    items: Arc<Items>,
+    metrics: Metrics,
+    open: Mutex<HashMap<Arc<WindowKey>, Weak<Cell>>>,
     /// Row groups that are read and decoded at once.
     reads: Semaphore,
     parallel: usize,
+    /// Of the rows made last: an estimate for the next.
+    made_bytes: AtomicU64,
 }
 
 impl Loader {
-    pub(crate) fn new(root: Root, limits: Limits) -> Self {
+    pub(crate) fn new(root: Root, limits: Limits, metrics: Metrics) -> Self {
         let parallel = std::thread::available_parallelism().map_or(4, usize::from).clamp(4, 32);
-        Self { root, groups: Cache::new(limits), open: Mutex::default(), reads: Semaphore::new(parallel), parallel }
+        Self { root, items: Cache::new(limits), metrics, open: Mutex::default(), reads: Semaphore::new(parallel), parallel, made_bytes: AtomicU64::new(1 << 20) }
     }
 
     pub(crate) fn usage(&self) -> Usage {
-        self.groups.usage()
+        self.items.usage()
     }
 
     /// A handle to a window, loaded or not. Dropping the last handle lets the window go; its row groups stay while the budget allows.
@@ -97,16 +124,41 @@ impl Loader {
             window_rows: pass.plan.window_rows(),
             shuffle: settings.shuffle as u8,
             columns: served.chunk_schema.fields().iter().map(|f| f.name().clone()).collect(),
+            bucket_by: served.bucket_by.clone().map(|name| (name, settings.round_size)),
             window,
         };
+        let key = Arc::new(key);
         let mut open = self.open.lock();
         if let Some(cell) = open.get(&key).and_then(Weak::upgrade) {
-            return WindowHandle(cell);
+            return WindowHandle { cell, key };
         }
         open.retain(|_, cell| cell.strong_count() > 0);
         let cell = Arc::new(Cell::new());
-        open.insert(key, Arc::downgrade(&cell));
-        WindowHandle(cell)
+        open.insert(Arc::clone(&key), Arc::downgrade(&cell));
+        WindowHandle { cell, key }
+    }
+
+    /// Rows of a window as the steps behind the cut make them: by `make` once for all jobs that want the same ones, while there is room for them.
+    pub(crate) async fn made<F>(&self, data: &WindowData, pass: &PassPlan, served: &Served, rows: Range<u64>, make: F) -> Result<RecordBatch>
+    where
+        F: Future<Output = Result<RecordBatch>>,
+    {
+        let columns = served.schema.fields().iter().map(|f| f.name().clone()).collect();
+        let key = MadeKey { window: Arc::clone(&data.key), version: pass.version.version, columns, rows };
+        let counted = async {
+            self.metrics.batches_made.inc();
+            make.await
+        };
+        let estimate = self.made_bytes.load(Ordering::Relaxed);
+        // Whoever waited for room here would hold a window meanwhile, for which others may wait.
+        let Some(pins) = self.items.pin(&[(Item::Made(key), estimate)], 0, Admission::IfRoom).await? else { return counted.await };
+        let made = pins.get(0, async {
+            let made = counted.await?;
+            let bytes = made.get_array_memory_size() as u64;
+            self.made_bytes.store(bytes, Ordering::Relaxed);
+            Ok((vec![made], bytes))
+        });
+        made.await?.first().cloned().ok_or_else(|| Error::internal("made rows are gone"))
     }
 
     /// The window's rows, loaded by whoever comes first. `None` when there is no room and the reader does not wait for it.
@@ -118,8 +170,8 @@ impl Loader {
         window: WindowId,
         admission: Admission,
     ) -> Result<Option<Arc<WindowData>>> {
-        let loaded = handle.0.get_or_try_init(|| async {
-            match self.read(pass, served, window, admission).await {
+        let loaded = handle.cell.get_or_try_init(|| async {
+            match self.read(&handle.key, pass, served, window, admission).await {
                 Ok(Some(data)) => Ok(Arc::new(data)),
                 Ok(None) => Err(None),
                 Err(error) => Err(Some(error)),
@@ -132,18 +184,29 @@ impl Loader {
         }
     }
 
-    async fn read(&self, pass: &Arc<PassPlan>, served: &Arc<Served>, window: WindowId, admission: Admission) -> Result<Option<WindowData>> {
+    async fn read(
+        &self,
+        key: &Arc<WindowKey>,
+        pass: &Arc<PassPlan>,
+        served: &Arc<Served>,
+        window: WindowId,
+        admission: Admission,
+    ) -> Result<Option<WindowData>> {
         let wanted = pass.plan.window(window);
-        let keys: Vec<(GroupKey, u64)> = wanted.pieces.iter().map(|piece| self.group_key(pass, served, piece)).collect::<Result<_>>()?;
+        let keys: Vec<(Item, u64)> = wanted.pieces.iter().map(|piece| self.group_key(pass, served, piece)).collect::<Result<_>>()?;
         let places = wanted.rows * PLACE_BYTES;
-        let Some(pins) = self.groups.pin(&keys, places, admission).await? else { return Ok(None) };
+        let Some(pins) = self.items.pin(&keys, places, admission).await? else { return Ok(None) };
 
         let reads: Vec<BoxFuture<'_, Result<Vec<Chunk>>>> =
             wanted.pieces.iter().enumerate().map(|(at, piece)| self.read_piece(pass, served, &pins, at, piece).boxed()).collect();
         let pieces: Vec<Vec<Chunk>> = stream::iter(reads).buffered(self.parallel).try_collect().await?;
         let chunks: Vec<Chunk> = pieces.into_iter().flatten().collect();
-        let order_of = Arc::clone(pass);
-        let data = tokio::task::spawn_blocking(move || WindowData::new(chunks, &order_of.plan.window_order(window), pins))
+        let (order_of, key, metrics) = (Arc::clone(pass), Arc::clone(key), self.metrics.clone());
+        let ordered = move || {
+            let order = order(&order_of.plan, window, &chunks, &metrics)?;
+            WindowData::new(key, chunks, &order, pins)
+        };
+        let data = tokio::task::spawn_blocking(ordered)
             .await
             .map_err(|e| Error::internal(format!("ordering a window failed: {e}")))??;
         if data.places.len() as u64 != wanted.rows {
@@ -157,7 +220,7 @@ impl Loader {
         Ok(Some(data))
     }
 
-    fn group_key(&self, pass: &Arc<PassPlan>, served: &Arc<Served>, piece: &Piece) -> Result<(GroupKey, u64)> {
+    fn group_key(&self, pass: &Arc<PassPlan>, served: &Arc<Served>, piece: &Piece) -> Result<(Item, u64)> {
         let (shard, row_group, meta) = group_of(pass, piece)?;
         let file =
             pass.version.shards.get(shard).ok_or_else(|| Error::internal(format!("shard {shard} of the plan is not in the version")))?;
@@ -169,7 +232,7 @@ impl Loader {
             row_group: u32::try_from(row_group).map_err(|_| Error::corrupt("a shard with more than 2^32 row groups"))?,
             columns: served.read.clone(),
         };
-        Ok((key, meta.bytes))
+        Ok((Item::Group(key), meta.bytes))
     }
 
     /// The rows of one piece, in storage order.
@@ -177,14 +240,19 @@ impl Loader {
         &self,
         pass: &Arc<PassPlan>,
         served: &Arc<Served>,
-        pins: &GroupPins,
+        pins: &ItemPins,
         at: usize,
         piece: &Piece,
     ) -> Result<Vec<Chunk>> {
-        let (shard, row_group, _) = group_of(pass, piece)?;
+        let (shard, row_group, meta) = group_of(pass, piece)?;
         let load = async {
             let _slot = self.reads.acquire().await.map_err(|_| Error::internal("reading is over"))?;
             let batches = read_row_group(&self.root, &pass.version, shard, row_group, served.read.as_deref(), None).await?;
+            self.metrics.row_groups_read.inc();
+            self.metrics.bytes_read.inc_by(meta.bytes);
+            if pins.was_evicted(at) {
+                self.metrics.row_groups_reread.inc();
+            }
             let bytes = batches.iter().map(|b| b.get_array_memory_size() as u64).sum();
             Ok((batches, bytes))
         };
@@ -244,12 +312,13 @@ struct Chunk {
 /// A window's rows. Dropping it frees what it holds, save what the cache keeps.
 #[derive(Debug)]
 pub(crate) struct WindowData {
+    key: Arc<WindowKey>,
     /// Of the consumer's schema, or of the stored one where steps stand behind the cut.
     pub(crate) chunks: Arc<Vec<RecordBatch>>,
     keys: Vec<Keys>,
     /// (chunk, row of the chunk) of the window's rows in the plan's order.
     places: Vec<(u32, u32)>,
-    _pins: GroupPins,
+    _pins: ItemPins,
 }
 
 /// A batch's rows as (chunk, row of the chunk), and their keys.
@@ -262,8 +331,28 @@ pub(crate) struct BatchOfRows {
     pub(crate) digest: u64,
 }
 
+/// The order of a window's rows; with `bucket_by` it depends on their lengths.
+fn order(plan: &Plan, window: WindowId, chunks: &[Chunk], metrics: &Metrics) -> Result<Vec<u32>> {
+    let mut all: Vec<u64> = Vec::new();
+    for chunk in chunks {
+        let Some(lengths) = &chunk.keys.lengths else { return Ok(plan.window_order(window)) };
+        match &chunk.chosen {
+            Some(rows) => all.extend(rows.iter().filter_map(|row| lengths.get(*row as usize))),
+            None => all.extend(lengths),
+        }
+    }
+    if chunks.is_empty() {
+        return Ok(plan.window_order(window));
+    }
+    let order = plan.bucketed_order(window, &all)?;
+    let (padding, otherwise) = (plan.padding(&order, &all), plan.padding(&plan.window_order(window), &all));
+    metrics.padding.inc_by(padding);
+    metrics.padding_saved.inc_by(otherwise.saturating_sub(padding));
+    Ok(order)
+}
+
 impl WindowData {
-    fn new(chunks: Vec<Chunk>, order: &[u32], pins: GroupPins) -> Result<Self> {
+    fn new(key: Arc<WindowKey>, chunks: Vec<Chunk>, order: &[u32], pins: ItemPins) -> Result<Self> {
         let mut flat: Vec<(u32, u32)> = Vec::with_capacity(order.len());
         for (number, chunk) in (0u32..).zip(&chunks) {
             match &chunk.chosen {
@@ -276,7 +365,7 @@ impl WindowData {
             Error::corrupt(format!("a window of {} rows was read as {}: a shard differs from the log", order.len(), flat.len()))
         })?;
         let (rows, keys) = chunks.into_iter().map(|c| (c.rows, c.keys)).unzip();
-        Ok(Self { chunks: Arc::new(rows), keys, places, _pins: pins })
+        Ok(Self { key, chunks: Arc::new(rows), keys, places, _pins: pins })
     }
 
     /// The rows of a batch of this window; `rows` is [`forebay_core::plan::Plan::batch_rows`].

@@ -35,7 +35,7 @@ fn gather(data: &WindowData, found: &BatchOfRows) -> RecordBatch {
 
 /// Every batch of a pass, as rows and keys, loaded one window after the other.
 async fn all(reader: &Reader, pass: &Arc<PassPlan>, columns: Option<&[String]>) -> Result<Vec<(RecordBatch, BatchOfRows)>> {
-    let served = reader.served(&pass.version, columns).await?;
+    let served = reader.served(&pass.version, &with_columns(columns)).await?;
     let mut out = Vec::new();
     for window in 0..pass.plan.windows() {
         let data = load(reader, pass, &served, window).await?;
@@ -49,6 +49,10 @@ async fn all(reader: &Reader, pass: &Arc<PassPlan>, columns: Option<&[String]>) 
         }
     }
     Ok(out)
+}
+
+fn with_columns(columns: Option<&[String]>) -> JobSettings {
+    JobSettings { columns: columns.map(<[String]>::to_vec), ..settings() }
 }
 
 fn names(columns: &[&str]) -> Vec<String> {
@@ -183,7 +187,7 @@ async fn windows_are_shared_while_in_use_and_row_groups_longer() {
     let fixture = Fixture::new(Shape::default()).await;
     let (warm, cold) = (fixture.reader(ROOMY), fixture.reader(NO_CACHE));
     let pass = plan(&fixture, &settings(), 0, None);
-    let served = warm.served(&pass.version, None).await.unwrap();
+    let served = warm.served(&pass.version, &settings()).await.unwrap();
     let (one, two) = (load(&warm, &pass, &served, 0).await.unwrap(), load(&warm, &pass, &served, 0).await.unwrap());
     assert!(!Arc::ptr_eq(&one, &two), "nobody held the handle in between");
     drop((one, two));
@@ -210,7 +214,7 @@ async fn abandoned_loads_hold_nothing_and_do_no_harm() {
     let fixture = Fixture::new(Shape::default()).await;
     let reader = fixture.reader(NO_CACHE);
     let pass = plan(&fixture, &settings(), 0, None);
-    let served = reader.served(&pass.version, None).await.unwrap();
+    let served = reader.served(&pass.version, &settings()).await.unwrap();
     for _ in 0..20 {
         let handle = reader.loader.handle(&pass, &served, WindowId(0));
         let loading = reader.loader.load(&handle, &pass, &served, WindowId(0), Admission::Wait);
@@ -224,10 +228,10 @@ async fn abandoned_loads_hold_nothing_and_do_no_harm() {
 async fn columns_that_do_not_exist_are_named_with_the_nearest() {
     let fixture = Fixture::new(Shape::default()).await;
     let reader = fixture.reader(ROOMY);
-    let error = reader.served(&fixture.version, Some(&names(&["valeu"]))).await.unwrap_err();
+    let error = reader.served(&fixture.version, &with_columns(Some(&names(&["valeu"])))).await.unwrap_err();
     assert_eq!(error.kind, Kind::BadInput);
     assert!(error.to_string().contains("`valeu`") && error.to_string().contains("value"), "{error}");
-    let error = reader.served(&fixture.version, Some(&names(&["epoch"]))).await.unwrap_err();
+    let error = reader.served(&fixture.version, &with_columns(Some(&names(&["epoch"])))).await.unwrap_err();
     assert!(error.to_string().contains("app_metadata"), "{error}");
 }
 
