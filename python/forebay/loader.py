@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import queue
 import re
@@ -16,8 +17,8 @@ import pyarrow as pa
 from pyarrow import flight
 
 from . import arrays
-from .member import Member, now
 from .errors import (
+    AlreadyExists,
     BadInput,
     Cancelled,
     Error,
@@ -28,6 +29,9 @@ from .errors import (
     from_flight,
     translated,
 )
+from .member import Member, now
+
+_log = logging.getLogger("forebay")
 
 FORMATS = ("numpy", "torch", "jax", "tf", "arrow")
 
@@ -35,6 +39,8 @@ FORMATS = ("numpy", "torch", "jax", "tf", "arrow")
 _CLOSE_SECONDS = 10.0
 # Acknowledgements wait this long for each other, or until they hold half of the credits back: each message costs as much as a small batch.
 _ACK_SECONDS = 0.01
+# How long a loader waits for its rank while another consumer has it.
+_RANK_SECONDS = 60.0
 # How long a loader whose streams break tries to join again without getting a batch.
 _REJOIN_SECONDS = 30.0
 
@@ -73,6 +79,9 @@ class Loader:
         window: str | int | None = None,
         consumer: str | None = None,
         restart: bool = False,
+        rank_lost: str | None = None,
+        rank_timeout: str | None = None,
+        kept_commits: int | None = None,
     ):
         if format not in FORMATS:
             raise BadInput(f"unknown format {format!r}", "use " + ", ".join(repr(f) for f in FORMATS))
@@ -99,6 +108,9 @@ class Loader:
             "bucket_by": bucket_by,
             "columns": columns,
             "filter": filter,
+            "rank_lost": rank_lost,
+            "rank_timeout": rank_timeout,
+            "kept_commits": kept_commits,
             "consumer": consumer or _consumer_name(rank),
         }
         self._restart = restart
@@ -242,7 +254,7 @@ class Loader:
             if restored["pass"] is None:
                 # The checkpoint lacks nothing.
                 return
-        broken = None
+        broken = held = None
         try:
             while True:
                 stream = None
@@ -250,7 +262,9 @@ class Loader:
                     if self._lost:
                         member.report()
                     self._lost = True
-                    stream = self._stream = _Stream(self._client, settings, self._prefetch, self._convert, member, self._taken)
+                    stream = self._stream = _Stream(
+                        self._client, settings, self._prefetch, self._convert, member, self._taken
+                    )
                     for meta, batch in stream.batches(self._timeout):
                         self.meta, broken = meta, None
                         yield batch
@@ -260,6 +274,16 @@ class Loader:
                             member.close()
                         return
                     # The worker is leaving: the next endpoint is another's.
+                except AlreadyExists as error:
+                    # Whoever has the rank may be dead, and its lease not over.
+                    if "gives its rank back" not in (error.remedy or ""):
+                        raise
+                    if held is None:
+                        held = time.monotonic()
+                        _log.warning("waiting for it: %s", error.message)
+                    if time.monotonic() - held > _RANK_SECONDS:
+                        raise
+                    time.sleep(0.5)
                 except Unavailable:
                     # The worker died. What was lost with it is in system.losses; the rest comes from another one.
                     broken = broken or time.monotonic()
@@ -323,7 +347,10 @@ def run_name() -> str:
 
 def _launch() -> str | None:
     """A name of this start that all ranks of a launcher agree on: torchrun counts its restarts."""
-    run, count = os.environ.get("TORCHELASTIC_RUN_ID", "").strip(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "").strip()
+    run, count = (
+        os.environ.get("TORCHELASTIC_RUN_ID", "").strip(),
+        os.environ.get("TORCHELASTIC_RESTART_COUNT", "").strip(),
+    )
     # `none` is what torchrun calls every run that was not named.
     return f"{run}-{count}" if count and run and run != "none" else None
 

@@ -1,10 +1,8 @@
 """Exactly once relative to checkpoints: commits, restores at other world sizes, and real processes killed in between."""
 
-import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import forebay
 import pytest
+from roles import Role, free_port, needs_binary, started
 
 BATCH = 30
 BATCHES = 34
@@ -44,7 +43,7 @@ def test_without_a_fault_every_batch_comes_once(client):
     assert states.to_pylist() == [{"state": "acknowledged", "n": BATCHES}]
 
 
-def test_a_restore_gives_exactly_what_the_checkpoint_lacks_twice_in_succession(client):
+def test_s10_a_restore_gives_exactly_what_the_checkpoint_lacks_twice_in_succession(client):
     with exact(client, "twice") as first:
         kept = draw(first, 10)
         state = json.loads(json.dumps(first.state_dict()))
@@ -78,7 +77,7 @@ def test_an_older_checkpoint_may_be_restored_after_a_newer_one(client):
 
 
 @pytest.mark.parametrize("at", ["end", "next", "done"])
-def test_checkpoints_at_the_end_of_an_epoch_and_after_several(client, at):
+def test_s12_checkpoints_at_the_end_of_an_epoch_and_after_several(client, at):
     with exact(client, f"passes-{at}", epochs=3) as loader:
         first = draw(loader)
         if at == "end":
@@ -130,7 +129,9 @@ def test_the_older_trainer_is_refused_after_a_restore(client):
     assert len(rest) == len(set(rest)) == BATCHES - 1
 
 
-def together(client, world: int, job: str, most: int | None, state=None, **settings) -> tuple[list[list[int]], list[dict]]:
+def together(
+    client, world: int, job: str, most: int | None, state=None, **settings
+) -> tuple[list[list[int]], list[dict]]:
     """What each of several consumers took before they committed together, and the states that they got."""
     got: list[list[int]] = [[] for _ in range(world)]
     states: list[dict | None] = [None] * world
@@ -158,7 +159,7 @@ def together(client, world: int, job: str, most: int | None, state=None, **setti
     return got, states
 
 
-def test_dynamic_consumers_commit_together_and_go_on_at_another_world_size(client):
+def test_s11_dynamic_consumers_commit_together_and_go_on_at_another_world_size(client):
     taken: list[int] = []
     state = None
     for world in (3, 2, 4, 1):
@@ -172,7 +173,7 @@ def test_dynamic_consumers_commit_together_and_go_on_at_another_world_size(clien
 
 
 @pytest.mark.parametrize("assignment", ["static", "rounds"])
-def test_ranks_go_on_at_another_world_size_from_a_state_that_each_computes(client, assignment):
+def test_s11_ranks_go_on_at_another_world_size_from_a_state_that_each_computes(client, assignment):
     settings = {"assignment": assignment, "steps": "any", "end": "short"}
     taken: list[int] = []
     state = None
@@ -260,7 +261,7 @@ def said(process: subprocess.Popen) -> dict:
     return json.loads(line)
 
 
-def test_trainers_killed_again_and_again_train_on_every_row_once(client):
+def test_s09_trainers_killed_again_and_again_train_on_every_row_once(client):
     """A restart from the last checkpoint after each kill: what is in checkpoints is everything, once."""
     done: list[int] = []
     state, kills = None, 0
@@ -289,55 +290,16 @@ def test_trainers_killed_again_and_again_train_on_every_row_once(client):
     every(done + since)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-class Process:
-    """A role of the real binary, killed without a word."""
-
-    def __init__(self, *args: str):
-        self.args = args
-        self.start()
-
-    def start(self) -> None:
-        command = [os.environ["FOREBAY_BIN"], *self.args, "--json"]
-        environment = os.environ | {"FOREBAY_PYTHON_ALLOW": "true", "FOREBAY_SOURCES_ALLOW": "/"}
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
-        threading.Thread(target=self.process.stderr.read, daemon=True).start()
-        line = self.process.stdout.readline()
-        assert line, f"{self.args[0]} did not start"
-        self.address = json.loads(line)["address"]
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
 @pytest.fixture
 def processes():
-    started: list[Process] = []
-
-    def start(*args: str) -> Process:
-        process = Process(*args, "--http", "127.0.0.1:0")
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-
-
-needs_binary = pytest.mark.skipif("FOREBAY_BIN" not in os.environ, reason="names the binary to start")
+    with started() as start:
+        yield lambda *args: start(Role, *args)
 
 
 @needs_binary
-def test_a_server_killed_in_the_middle_of_a_pass_costs_and_repeats_nothing(folder: Path, tmp_path: Path, processes):
+def test_s13_s20_a_server_killed_in_the_middle_of_a_pass_costs_and_repeats_nothing(
+    folder: Path, tmp_path: Path, processes
+):
     server = processes("serve", "--root", str(tmp_path / "root"), "--listen", f"127.0.0.1:{free_port()}")
     with forebay.connect(server.address) as client:
         client.materialize(folder / "points.toml", progress=False)
@@ -356,7 +318,7 @@ def test_a_server_killed_in_the_middle_of_a_pass_costs_and_repeats_nothing(folde
 
 
 @needs_binary
-def test_workers_killed_under_consumers_that_go_on(folder: Path, tmp_path: Path, processes):
+def test_s05_workers_killed_under_consumers_that_go_on(folder: Path, tmp_path: Path, processes):
     """Two consumers and two workers, one of which dies: the trainers hear nothing of it, and every batch is yielded once."""
     root = str(tmp_path / "root")
     leader = processes("dispatcher", "--root", root, "--listen", f"127.0.0.1:{free_port()}", "--lease", "15s")
@@ -382,12 +344,15 @@ def test_workers_killed_under_consumers_that_go_on(folder: Path, tmp_path: Path,
 def test_a_trainer_that_slept_too_long_yields_nothing_that_went_to_another(folder: Path, tmp_path: Path, processes):
     """Stopped for longer than its lease: what it held is given to another, and it is refused when it wakes."""
     leader = processes("dispatcher", "--root", str(tmp_path / "root"), "--listen", "127.0.0.1:0", "--lease", "15s")
-    processes("worker", "--dispatcher", leader.address, "--listen", "127.0.0.1:0", "--name", "w0")
+    worker = processes("worker", "--dispatcher", leader.address, "--listen", "127.0.0.1:0", "--name", "w0")
     with forebay.connect(leader.address) as client:
         client.materialize(folder / "points.toml", progress=False)
         asleep = trainer(leader.address, "sleeper", None, 1000, "slow")
         before = [said(asleep)["batch"] for _ in range(3)]
         os.kill(asleep.pid, signal.SIGSTOP)
+        # An open stream keeps its consumer alive until the pings of its connection fail, which takes a minute: it breaks now.
+        worker.kill()
+        worker.start()
         with exact(client, "sleeper", timeout=120) as loader:
             every(draw(loader))
             os.kill(asleep.pid, signal.SIGCONT)

@@ -140,12 +140,13 @@ def test_batches_larger_than_a_message_are_put_together(client):
     assert seen == count
 
 
-def test_checkpoints_are_refused_plainly(client):
-    loader = client.loader("points", job="committing", batch_size=10, epochs=1)
-    with pytest.raises(forebay.Unsupported, match="not supported by this version"):
-        loader.commit()
-    with pytest.raises(forebay.Unsupported, match="not supported by this version"):
-        loader.state_dict()
+def test_a_commit_wants_something_to_commit(client):
+    with client.loader("points", job="committing", batch_size=10, epochs=1) as loader:
+        with pytest.raises(forebay.FailedPrecondition, match="nothing was read"):
+            loader.commit()
+        for _ in loader:
+            break
+        assert set(loader.commit()) == {"incarnation", "commit"}
 
 
 def test_loops_do_not_nest(client):

@@ -105,7 +105,7 @@ def read(server: Server, job: str, pause: float = 0.0) -> list[int]:
     return rows
 
 
-def test_twenty_jobs_read_and_transform_as_much_as_one(serve):
+def test_s23_twenty_jobs_read_and_transform_as_much_as_one(serve):
     server = serve("1GiB")
     before = server.counters()
     alone = read(server, "alone")
@@ -143,7 +143,7 @@ def serve_again(server: Server, serve) -> Server:
     return serve("1GiB")
 
 
-def test_a_late_job_reads_again_what_memory_did_not_hold_and_loses_nothing(serve):
+def test_s23_a_late_job_reads_again_what_memory_did_not_hold_and_loses_nothing(serve):
     server = serve("1MiB")
     alone = read(server, "first")
     before = server.counters()

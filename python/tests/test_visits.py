@@ -109,7 +109,7 @@ with forebay.connect(sys.argv[1]) as client:
 """
 
 
-def test_at_least_once_gives_a_killed_consumers_batches_to_another(client):
+def test_s09_at_least_once_gives_a_killed_consumers_batches_to_another(client):
     command = [sys.executable, "-c", CONSUMER, client.address, "again"]
     first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     held = [int(first.stdout.readline()) for _ in range(4)]
@@ -146,7 +146,7 @@ def test_a_missing_rank_holds_a_round_up_no_longer_than_said(client):
     assert time.monotonic() - begun < 30
 
 
-def test_the_batches_of_a_round_have_neighbouring_lengths(client):
+def test_s22_the_batches_of_a_round_have_neighbouring_lengths(client):
     """With ``bucket_by`` the ranks of one step pad about as little as if they had sorted the window."""
     lengths = [(i * 37) % 100 for i in range(ROWS)]
     texts = pa.table({"text": ["x" * n for n in lengths], "n": pa.array(lengths, pa.int32())})
@@ -159,7 +159,14 @@ def test_the_batches_of_a_round_have_neighbouring_lengths(client):
         def rank(number: int) -> None:
             with forebay.connect(client.address) as own:
                 loader = own.loader(
-                    "texts", batch_size=25, epochs=1, job=job, rank=number, world_size=2, assignment="rounds", **settings
+                    "texts",
+                    batch_size=25,
+                    epochs=1,
+                    job=job,
+                    rank=number,
+                    world_size=2,
+                    assignment="rounds",
+                    **settings,
                 )
                 with loader:
                     got[number] += [list(batch["n"]) for batch in loader]

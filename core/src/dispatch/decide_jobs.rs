@@ -156,6 +156,9 @@ pub(super) fn check_member(d: &Deciding<'_>, job: &Job, consumer: &ConsumerName)
     if !d.is_session_of(job, consumer) {
         return Err(fenced("another process took its place").with_remedy("stop this process"));
     }
+    if !job.consumers.contains_key(consumer) && matches!(&job.phase, JobPhase::Ended { end: JobEnd::Failed(_) | JobEnd::Stopped, .. }) {
+        return Err(over(job));
+    }
     if !job.consumers.contains_key(consumer) && (job.settings.visitation == Visitation::ExactlyOnce || job.settings.is_ranked()) {
         return Err(fenced("its lease ran out, and what it had not committed goes to others")
             .with_remedy("go back to the last commit, and open the job again"));

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::decide::Deciding;
+use super::decide::{Deciding, is_transient};
 use super::decide_equal;
-use super::decide_jobs::{check_member, find};
+use super::decide_jobs::{check_member, find, over};
 use super::entry::{Change, JobEnd};
 use super::event::{Grant, Granted, Reply};
 use super::job_state::{Job, JobPhase, Stream};
@@ -81,6 +81,8 @@ fn ended(d: &mut Deciding<'_>, job: &Job, end: &JobEnd) -> Result<()> {
             d.reply(Reply::Granted(Granted::EndOfJob));
             Ok(())
         }
+        // Of no use to try again, whatever it was.
+        JobEnd::Failed(error) if is_transient(error) => Err(over(job)),
         JobEnd::Failed(error) => Err(error.clone().context(format!("job `{name}` failed"))),
         JobEnd::Stopped => Err(Error::failed_precondition(format!("job `{name}` was stopped"))),
         JobEnd::Restored => Err(Error::failed_precondition(format!("job `{name}` goes on from a checkpoint: this incarnation is over"))

@@ -105,7 +105,7 @@ fn lost_ranks(d: &mut Deciding<'_>) {
             }
             d.volatile.away_since.remove(&key);
             if policy == RankLost::Fail {
-                let error = Error::new(Kind::Unavailable, format!("rank {rank} was away for longer than `rank_timeout`"))
+                let error = Error::failed_precondition(format!("rank {rank} was away for longer than `rank_timeout`"))
                     .with_remedy("restore the last commit");
                 decide_jobs::fail(d, name.clone(), error);
                 break;
