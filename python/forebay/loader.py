@@ -276,7 +276,7 @@ class Loader:
                     # The worker is leaving: the next endpoint is another's.
                 except AlreadyExists as error:
                     # Whoever has the rank may be dead, and its lease not over.
-                    if "gives its rank back" not in (error.remedy or ""):
+                    if "gives its rank back" not in str(error):
                         raise
                     if held is None:
                         held = time.monotonic()
