@@ -62,6 +62,25 @@ fn check_job(name: &JobName, job: &Job) -> Result<(), Violation> {
     if matches!(job.phase, JobPhase::Ended { .. }) && job.open_visits() > 0 {
         return fail("I2", format!("job `{name}` ended with open visits"));
     }
+    check_derived(name, job)
+}
+
+/// I5: what is derived is what a leader that reads the state now would derive.
+fn check_derived(name: &JobName, job: &Job) -> Result<(), Violation> {
+    let mut again = job.clone();
+    again.reindex();
+    if again.consumers.recounted() != job.consumers {
+        return fail("I5", format!("the counts of job `{name}` about its consumers are wrong: {:?}", job.consumers));
+    }
+    if again.streams.recounted() != job.streams {
+        return fail("I5", format!("the indexes of job `{name}` are wrong: {:?}, and made again {:?}", job.streams, again.streams));
+    }
+    for ((id, new), kept) in again.passes.iter().zip(job.passes.values()) {
+        let derived = |p: &Pass| (p.id, p.unheld.clone(), p.held_acks);
+        if derived(new) != derived(kept) {
+            return fail("I5", format!("the indexes of pass {id} of job `{name}` are wrong: {:?}, not {:?}", derived(kept), derived(new)));
+        }
+    }
     Ok(())
 }
 
@@ -98,11 +117,11 @@ fn check_pass(name: &JobName, job: &Job, id: PassId, pass: &Pass) -> Result<(), 
                 return fail("I2", format!("{}: a {} batch has no reason", place(*window_id), span.state.as_str()));
             }
         }
-        if counts != window.counts {
-            return fail("I2", format!("{}: counted {counts:?}, kept {:?}", place(*window_id), window.counts));
+        if counts != window.counts() {
+            return fail("I2", format!("{}: counted {counts:?}, kept {:?}", place(*window_id), window.counts()));
         }
         let indexed = (pass.available.contains(window_id), pass.closed.contains(window_id));
-        if indexed != (window.pending() > 0, pass.may_forget(window)) {
+        if indexed != (window.pending() > 0, window.may_forget(pass.exactly_once)) {
             return fail("I2", format!("{}: its indexes are wrong", place(*window_id)));
         }
         sum = sum.plus(&counts);

@@ -12,7 +12,7 @@ use super::spans::Reason;
 use super::volatile::{Life, Work};
 use super::{decide_commits, decide_equal, decide_jobs};
 use crate::error::{Error, Kind};
-use crate::ids::{BatchId, DatasetName, EpochId, JobName, PassId, WindowId};
+use crate::ids::{BatchId, ConsumerName, DatasetName, EpochId, JobName, PassId, WindowId};
 use crate::job::{Assignment, End, RankLost};
 
 /// Visits that make a ledger file worth writing; fewer wait for [`LEDGER_AGE_MS`], the end of their pass or of their job.
@@ -62,15 +62,9 @@ fn expire_consumers(d: &mut Deciding<'_>) {
         if matches!(job.phase, JobPhase::Ended { .. }) {
             continue;
         }
-        let streaming: std::collections::BTreeSet<_> = job.streams.values().filter(|s| s.open).map(|s| &s.consumer).collect();
-        for consumer in job.consumers.keys() {
-            let key = (name.clone(), consumer.clone());
-            let end = d.volatile.consumers.get(&key).copied();
-            if streaming.contains(consumer) || end.is_none() {
-                d.volatile.consumers.insert(key, now.mono_ms + d.volatile.term_ms);
-            } else if end.is_some_and(|end| end <= now.mono_ms) {
-                decide_jobs::leave(d, name.clone(), consumer.clone(), Reason::ConsumerDied);
-            }
+        let over = renew(d, name, job);
+        for consumer in over {
+            decide_jobs::leave(d, name.clone(), consumer.clone(), Reason::ConsumerDied);
         }
         if !job.consumers.is_empty() || job.phase != JobPhase::Open {
             d.volatile.idle_since.remove(name);
@@ -85,6 +79,23 @@ fn expire_consumers(d: &mut Deciding<'_>) {
     }
 }
 
+/// Renews the leases of consumers that have an open stream, or are new here; returns those whose lease is over.
+fn renew<'a>(d: &mut Deciding<'_>, name: &JobName, job: &'a Job) -> Vec<&'a ConsumerName> {
+    let (now, end) = (d.now.mono_ms, d.now.mono_ms + d.volatile.term_ms);
+    let (mut new, mut over) = (Vec::new(), Vec::new());
+    let known = d.volatile.consumers.entry(name.clone()).or_default();
+    for consumer in job.consumers.keys() {
+        match known.get_mut(consumer) {
+            Some(until) if job.streams.has_open(consumer) => *until = end,
+            Some(until) if *until <= now => over.push(consumer),
+            Some(_) => {}
+            None => new.push(consumer.clone()),
+        }
+    }
+    known.extend(new.into_iter().map(|consumer| (consumer, end)));
+    over
+}
+
 /// `rank_lost` of jobs in rounds: a rank that was there and is away for its timeout.
 fn lost_ranks(d: &mut Deciding<'_>) {
     let (state, now) = (d.state, d.now.mono_ms);
@@ -95,7 +106,7 @@ fn lost_ranks(d: &mut Deciding<'_>) {
         }
         for rank in job.seen_ranks.difference(&job.dropped_ranks) {
             let key = (name.clone(), *rank);
-            if job.consumers.values().any(|c| c.rank == Some(*rank)) {
+            if job.consumers.of_rank(*rank).next().is_some() {
                 d.volatile.away_since.remove(&key);
                 continue;
             }
@@ -260,7 +271,7 @@ fn due_ledger(d: &mut Deciding<'_>, name: &JobName, job: &Job) {
     let since = *d.volatile.unwritten_since.entry(name.clone()).or_insert(d.now.mono_ms);
     let old = d.now.mono_ms.saturating_sub(since) >= LEDGER_AGE_MS;
     let over = job.passes.values().any(|p| p.ended && p.closed_batches > 0);
-    if !(ended || flush || old || over || closed >= LEDGER_BATCHES) {
+    if !(ended || flush || old || over || closed >= LEDGER_BATCHES) || d.volatile.is_busy(&Work::Ledger(name.clone()), d.now) {
         return;
     }
     // An open commit holds what was acknowledged before each call: the ledger would not tell.
@@ -288,7 +299,8 @@ fn ready_windows(pass: &Pass, job_ended: bool, late: bool, most: u64) -> Vec<Win
     let hold = late && pass.closed_windows().filter(lost).count() <= LATE_WINDOWS;
     let (mut ready, mut batches) = (Vec::new(), 0);
     // When a job was stopped its windows keep pending batches for ever.
-    let partial = pass.windows.iter().filter(|(id, w)| job_ended && !pass.closed.contains(id) && w.counts().open() == 0).map(|(id, _)| *id);
+    let all = job_ended.then_some(&pass.windows).into_iter().flatten();
+    let partial = all.filter(|(id, w)| !pass.closed.contains(id) && w.counts().open() == 0).map(|(id, _)| *id);
     for id in pass.closed_windows().chain(partial).filter(|id| !(hold && lost(id))) {
         if batches > 0 && batches >= most {
             break;

@@ -288,7 +288,7 @@ pub fn system_consumers(state: &State) -> Vec<ConsumerRow> {
         job.consumers
             .iter()
             .map(|(consumer, c)| {
-                let streams = job.streams.values().filter(|s| s.consumer == *consumer);
+                let streams = job.streams.of_consumer(consumer).iter().filter_map(|id| job.streams.get(id));
                 ConsumerRow {
                     job: name.clone(),
                     incarnation: job.incarnation,
@@ -309,12 +309,12 @@ pub fn system_consumers(state: &State) -> Vec<ConsumerRow> {
 /// a dynamic job all that are not leaving.
 pub fn job_workers(state: &State, volatile: &Volatile, name: &JobName) -> Vec<WorkerName> {
     let Some(job) = state.jobs.get(name) else { return Vec::new() };
-    let live = volatile.workers.iter().filter(|(_, w)| !w.draining).map(|(name, _)| name);
+    let live = volatile.workers.keys().filter(|w| !volatile.is_draining(w));
     if !job.settings.is_fixed() {
         return live.cloned().collect();
     }
-    let open = job.passes.values().flat_map(|p| p.windows.values()).filter(|w| w.pending() > 0 || w.counts().open() > 0);
-    let mut chosen: Vec<WorkerName> = open.filter_map(|w| w.worker.clone()).filter(|w| !volatile.is_draining(w)).collect();
+    let holders = job.passes.keys().flat_map(|pass| super::decide_fixed::holders(job, *pass));
+    let mut chosen: Vec<WorkerName> = holders.filter(|w| !volatile.is_draining(w)).cloned().collect();
     chosen.sort_unstable();
     chosen.dedup();
     for worker in live {
@@ -327,5 +327,5 @@ pub fn job_workers(state: &State, volatile: &Volatile, name: &JobName) -> Vec<Wo
 
 /// Workers known now: (name, in this process, draining).
 pub fn system_workers(volatile: &Volatile) -> Vec<(WorkerName, bool, bool)> {
-    volatile.workers.iter().map(|(name, w)| (name.clone(), w.life == Life::Attached, w.draining)).collect()
+    volatile.workers.iter().map(|(name, w)| (name.clone(), w.life == Life::Attached, volatile.is_draining(name))).collect()
 }
