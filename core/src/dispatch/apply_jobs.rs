@@ -8,6 +8,9 @@ use super::state::{State, StreamId};
 use super::{apply_commits, apply_visits};
 use crate::ids::{Attempt, JobName, PassId, WindowId, WorkerName};
 
+/// Batches of a window, as ranges of its places.
+pub(super) type WindowParts = (WindowId, Vec<(u32, u32)>);
+
 pub(super) fn apply(state: &mut State, change: &Change, at_ms: i64) {
     if let Change::JobCreated { settings, incarnation, epochs, restored } = change {
         let mut job = Job::new(settings.as_ref().clone(), epochs.clone(), *incarnation, at_ms);
@@ -112,7 +115,7 @@ fn apply_visit(job: &mut Job, change: &Change, at_ms: i64) {
             forget_pass(job, *pass);
         }
         Change::JobEnded { end, .. } => end_job(job, end, at_ms),
-        Change::Watermark { pass, windows, ledger, number, .. } => watermark(job, *pass, windows, ledger, *number),
+        Change::Watermark { pass, windows, parts, ledger, number, .. } => watermark(job, *pass, windows, parts, ledger, *number),
         Change::CommitCalled { consumer, commit, call, .. } => apply_commits::commit_called(job, consumer, *commit, *call),
         Change::Committed { commit, place, next, uneven, .. } => {
             apply_commits::committed(job, *commit, *place, *next, uneven.as_ref(), at_ms);
@@ -172,7 +175,7 @@ pub(super) fn end_job(job: &mut Job, end: &JobEnd, at_ms: i64) {
     }
 }
 
-fn watermark(job: &mut Job, id: PassId, windows: &[WindowId], ledger: &[String], number: u64) {
+fn watermark(job: &mut Job, id: PassId, windows: &[WindowId], parts: &[WindowParts], ledger: &[String], number: u64) {
     // One ledger write may close windows of several passes, with one entry each.
     if number >= job.next_ledger {
         job.ledger.extend_from_slice(ledger);
@@ -184,6 +187,9 @@ fn watermark(job: &mut Job, id: PassId, windows: &[WindowId], ledger: &[String],
                 apply_commits::forget_window(pass, *window, &gone);
                 pass.ledger = pass.ledger.plus(&gone.counts());
             }
+        }
+        for (window, parts) in parts {
+            pass.fold(&mut job.streams, *window, parts);
         }
     }
     forget_pass(job, id);

@@ -319,11 +319,12 @@ pub(super) fn ledger_written(
 ) {
     let work = Work::Ledger(name.clone());
     d.volatile.touch_job(&name);
+    let parts = d.volatile.folding.remove(&name).unwrap_or_default();
     match result {
         Ok(files) => {
             d.volatile.succeeded(&work);
             if d.state.jobs.get(&name).is_some_and(|j| j.incarnation == incarnation && j.next_ledger == number) {
-                for change in reconcile::watermarks(&name, windows, &files, number) {
+                for change in reconcile::watermarks(&name, windows, parts, &files, number) {
                     d.push(change);
                 }
                 d.act(super::event::Action::JobChanged(name));

@@ -7,7 +7,7 @@ use super::entry::{Change, JobEnd};
 use super::event::{Grant, Granted, Reply};
 use super::job_state::{Job, JobPhase, Stream};
 use super::pass_state::Pass;
-use super::spans::VisitState;
+use super::spans::{Span, VisitState};
 use super::state::StreamId;
 use crate::error::{Error, Result};
 use crate::ids::{Attempt, BatchId, ConsumerName, Incarnation, JobName, PassId, WindowId, WorkerName};
@@ -282,6 +282,7 @@ pub(super) fn acknowledgeable(
                 }
             }
             Some(_) => {}
+            None if pass.visit(batch).is_some_and(Span::is_folded) => {}
             // It is in the ledger, or went back and may be another's by now: too late to count.
             _ if pass.is_in_ledger(pass.place(batch).0) || job.settings.redelivers() => {}
             // It was repeated, and the pass is over: nobody remembers repetitions.

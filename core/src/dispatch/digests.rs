@@ -65,6 +65,31 @@ impl Digests {
         chunk.there |= bit;
     }
 
+    /// Forgets the digests of places `[from, to)`.
+    pub(super) fn forget(&mut self, from: u32, to: u32) {
+        self.0.retain_mut(|chunk| {
+            let first = chunk.number * PLACES;
+            if first >= to || first.saturating_add(PLACES) <= from {
+                return true;
+            }
+            if from <= first && to - first >= PLACES {
+                return false;
+            }
+            let mut bits = chunk.there;
+            while bits != 0 {
+                let bit = bits & bits.wrapping_neg();
+                bits ^= bit;
+                if (from..to).contains(&(first + bit.trailing_zeros())) {
+                    chunk.values.remove(chunk.index(bit));
+                    chunk.there ^= bit;
+                }
+            }
+            chunk.values.shrink_to_fit();
+            chunk.there != 0
+        });
+        self.0.shrink_to(self.0.len() + self.0.len() / 8);
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
         let places = |c: &Chunk| {
             let (first, there) = (c.number * PLACES, c.there);

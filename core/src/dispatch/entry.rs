@@ -265,6 +265,9 @@ pub enum Change {
         job: JobName,
         pass: PassId,
         windows: Vec<WindowId>,
+        /// Of windows that stay, the acknowledged batches `[from, to)` that those files hold too.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        parts: Vec<(WindowId, Vec<(u32, u32)>)>,
         ledger: Vec<String>,
         number: u64,
     },

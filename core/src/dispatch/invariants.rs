@@ -6,7 +6,7 @@ use std::fmt;
 use super::job_state::{Job, JobPhase};
 use super::pass_state::{Counts, Pass};
 use super::run_state::{EpochPhase, Run};
-use super::spans::{Mark, Reason, VisitState};
+use super::spans::{Mark, Reason, Span, VisitState};
 use super::state::State;
 use crate::ids::{JobName, PassId, WindowId};
 use crate::job::Assignment;
@@ -76,7 +76,7 @@ fn check_derived(name: &JobName, job: &Job) -> Result<(), Violation> {
         return fail("I5", format!("the indexes of job `{name}` are wrong: {:?}, and made again {:?}", job.streams, again.streams));
     }
     for ((id, new), kept) in again.passes.iter().zip(job.passes.values()) {
-        let derived = |p: &Pass| (p.id, p.unheld.clone(), p.held_acks);
+        let derived = |p: &Pass| (p.id, p.unheld.clone(), p.held_acks, p.foldable);
         if derived(new) != derived(kept) {
             return fail("I5", format!("the indexes of pass {id} of job `{name}` are wrong: {:?}, not {:?}", derived(kept), derived(new)));
         }
@@ -196,7 +196,8 @@ pub fn check_step(before: &State, after: &State) -> Result<(), Violation> {
                     for at in [span.from, span.to - 1] {
                         // With redelivery on it may return to pending, and only from there to another.
                         let returned = new.settings.redelivers() && !matches!(span.state, VisitState::Lost | VisitState::Dropped);
-                        let kept = now.spans.get(at).map_or(returned, |s| s.stream == span.stream);
+                        let folded = span.state == VisitState::Acknowledged && now.spans.get(at).is_some_and(Span::is_folded);
+                        let kept = folded || now.spans.get(at).map_or(returned, |s| s.stream == span.stream);
                         if !kept {
                             return fail("I1", format!("place {at} of window {window_id} of pass {id} of job `{name}` changed hands"));
                         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::map::{Layout, Map};
 use super::pass_state::{Counts, Pass, PassShape, RankShare, Share, Tally, Window};
 use super::ranges::Ranges;
-use super::spans::{Mark, Reason, Span, VisitState};
+use super::spans::{Fate, Mark, Reason, Span, VisitState};
 use super::streams::Streams;
 use crate::ids::{Attempt, BatchId, PassId, WindowId, WorkerName};
 use crate::job::{Assignment, End, JobSettings, Steps, Visitation};
@@ -29,6 +29,7 @@ impl Pass {
             closed_batches: 0,
             unheld: BTreeSet::new(),
             held_acks: 0,
+            foldable: 0,
             counts: Counts::default(),
             ledger: Counts::default(),
             ended: false,
@@ -127,6 +128,19 @@ impl Pass {
         self.next_window = self.next_window.max(WindowId(id.0 + 1));
     }
 
+    /// Visits of an open window are in the ledger: of acknowledged ones it is enough to know that they are.
+    pub(super) fn fold(&mut self, streams: &mut Streams, id: WindowId, parts: &[(u32, u32)]) {
+        self.change(streams, id, |window, tally| {
+            let mut moved = 0;
+            for (from, to) in parts {
+                window.digests.forget(*from, *to);
+                moved +=
+                    window.spans.turn(*from, *to, 0, tally, |s| if s.state == VisitState::Acknowledged { Fate::Fold } else { Fate::Keep });
+            }
+            moved
+        });
+    }
+
     /// The next worker that asks may take it.
     pub(super) fn unlease(&mut self, streams: &mut Streams, id: WindowId) {
         let Some(window) = self.windows.get_mut(&id) else { return };
@@ -142,6 +156,7 @@ impl Pass {
     pub(super) fn remove_window(&mut self, streams: &mut Streams, id: WindowId) -> Option<Box<Window>> {
         self.unlease(streams, id);
         let window = self.windows.remove(&id)?;
+        self.foldable = self.foldable.saturating_sub(window.foldable(self.exactly_once));
         streams.forget_visits((self.id, id), window.spans.iter(), self.exactly_once);
         self.refresh(streams, id);
         Some(window)
@@ -245,12 +260,13 @@ impl Pass {
     /// Lets `f` change a window's spans, then carries that over to the counts of the pass, its indexes, and what streams and ranks have.
     pub(super) fn change(&mut self, streams: &mut Streams, id: WindowId, f: impl FnOnce(&mut Window, &mut Tally) -> u64) -> u64 {
         let Some(window) = self.windows.get_mut(&id) else { return 0 };
-        let before = window.counts();
+        let (before, foldable) = (window.counts(), window.foldable(self.exactly_once));
         let stood = self.available.contains(&id);
         let mut tally = Tally::start(before, window.uncommitted(), self.exactly_once);
         let moved = f(window, &mut tally);
         let after = tally.counts();
-        window.set_counts(&after, tally.uncommitted);
+        window.set_counts(&tally);
+        self.foldable = (self.foldable + window.foldable(self.exactly_once)).saturating_sub(foldable);
         let (pending, closed) = (window.pending() > 0, window.may_forget(self.exactly_once));
         for state in [VisitState::Granted, VisitState::Sent, VisitState::Acknowledged, VisitState::Lost, VisitState::Dropped] {
             let (mut from, mut to) = (before, after);
@@ -331,12 +347,14 @@ impl Pass {
 
     /// Makes what is derived from the windows and repetitions again, here and in the job's streams.
     pub(super) fn reindex(&mut self, id: PassId, streams: &mut Streams) {
-        (self.id, self.held_acks) = (id, 0);
+        (self.id, self.held_acks, self.foldable) = (id, 0, 0);
         self.unheld = BTreeSet::new();
         let exactly_once = self.exactly_once;
         for (window_id, window) in &mut self.windows {
             let place = (id, *window_id);
             let is_pending = window.pending() > 0;
+            window.recount();
+            self.foldable += window.foldable(exactly_once);
             match &mut window.worker {
                 Some(worker) => {
                     *worker = streams.intern(worker);

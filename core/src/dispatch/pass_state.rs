@@ -66,6 +66,8 @@ impl Counts {
 pub(super) struct Tally {
     counts: Counts,
     pub(super) uncommitted: u64,
+    /// Of the acknowledged ones: what more the ledger has.
+    pub(super) folded: i64,
     /// An acknowledged batch may return until it is committed.
     returns: bool,
     pub(super) streams: Vec<(StreamId, Share)>,
@@ -110,12 +112,35 @@ impl Tally {
         self.share(span, -i64::try_from(n).unwrap_or(i64::MAX));
     }
 
-    fn share(&mut self, span: &Span, n: i64) {
+    /// What a stream was given stays given.
+    pub(super) fn fold(&mut self, span: &Span, n: u64) {
+        let uncommitted = is_uncommitted(span);
+        self.uncommitted = self.uncommitted.saturating_sub(if uncommitted { n } else { 0 });
+        let n = i64::try_from(n).unwrap_or(i64::MAX);
+        let returns = self.returns && uncommitted;
         let Some(stream) = span.stream else { return };
-        if self.streams.last().is_none_or(|(last, _)| *last != stream) {
+        self.folded += n;
+        let share = self.share_of(stream);
+        share.named -= n;
+        share.movable -= if returns { n } else { 0 };
+    }
+
+    fn share_of(&mut self, stream: StreamId) -> &mut Share {
+        let last = self.streams.len().wrapping_sub(1);
+        let index = if self.streams.get(last).is_some_and(|(id, _)| *id == stream) { last } else { self.streams.len() };
+        if index == self.streams.len() {
             self.streams.push((stream, Share::default()));
         }
-        let Some((_, share)) = self.streams.last_mut() else { return };
+        &mut self.streams[index].1
+    }
+
+    fn share(&mut self, span: &Span, n: i64) {
+        let Some(stream) = span.stream else {
+            self.folded += if span.is_folded() { n } else { 0 };
+            return;
+        };
+        let returns = self.returns && is_uncommitted(span);
+        let share = self.share_of(stream);
         share.named += n;
         match span.state {
             VisitState::Granted | VisitState::Sent => {
@@ -125,7 +150,7 @@ impl Tally {
             }
             VisitState::Acknowledged => {
                 share.given += n;
-                share.movable += if self.returns && is_uncommitted(span) { n } else { 0 };
+                share.movable += if returns { n } else { 0 };
             }
             VisitState::Lost => share.lost += n,
             VisitState::Dropped => {}
@@ -170,6 +195,9 @@ pub struct Window {
     /// Acknowledged batches that are in no commit.
     #[serde(default, skip_serializing_if = "is_zero")]
     uncommitted: u32,
+    /// Acknowledged batches that are in the ledger already.
+    #[serde(skip)]
+    folded: u32,
 }
 
 /// [`Counts`] of a window.
@@ -196,6 +224,7 @@ impl Window {
             digests: Digests::default(),
             tallied: SmallCounts::default(),
             uncommitted: 0,
+            folded: 0,
         }
     }
 
@@ -205,7 +234,8 @@ impl Window {
     }
 
     /// None of these is above the window's size.
-    pub(super) fn set_counts(&mut self, counts: &Counts, uncommitted: u64) {
+    pub(super) fn set_counts(&mut self, tally: &Tally) {
+        let (counts, uncommitted) = (tally.counts, tally.uncommitted);
         let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
         self.tallied = SmallCounts {
             granted: small(counts.granted),
@@ -215,6 +245,28 @@ impl Window {
             dropped: small(counts.dropped),
         };
         self.uncommitted = small(uncommitted);
+        self.folded = small(u64::from(self.folded).saturating_add_signed(tally.folded));
+    }
+
+    /// Of a state that was read.
+    pub(super) fn recount(&mut self) {
+        let folded = self.spans.iter().filter(|s| s.is_folded()).map(|s| s.to - s.from).sum();
+        self.folded = folded;
+    }
+
+    /// Acknowledged batches that the ledger may take before the whole window is closed.
+    pub(super) fn foldable(&self, exactly_once: bool) -> u64 {
+        if self.may_forget(exactly_once) {
+            return 0;
+        }
+        let returns = if exactly_once { self.uncommitted } else { 0 };
+        u64::from(self.tallied.acknowledged.saturating_sub(self.folded).saturating_sub(returns))
+    }
+
+    /// Where those are; `all`: those that are in no commit too.
+    pub(super) fn foldable_parts(&self, all: bool) -> impl Iterator<Item = (u32, u32)> {
+        let may = move |s: &&Span| s.state == VisitState::Acknowledged && s.stream.is_some() && (all || s.mark == Mark::Committed);
+        self.spans.iter().filter(may).map(|s| (s.from, s.to))
     }
 
     pub fn pending(&self) -> u64 {
@@ -272,6 +324,9 @@ pub struct Pass {
     /// Batches that acknowledging streams hold.
     #[serde(skip)]
     pub(super) held_acks: u64,
+    /// Acknowledged batches in windows that are not closed, and not in the ledger.
+    #[serde(skip)]
+    pub(super) foldable: u64,
     /// Of the whole pass, the ledger's part included.
     pub counts: Counts,
     /// What is in the ledger.

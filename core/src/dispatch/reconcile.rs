@@ -1,12 +1,15 @@
 //! What is due: timers that ran out, commits to prepare or to finish, passes to plan, visits to move to the ledger, jobs to end. Everything
 //! here follows from the state, so that a new leader takes up whatever its predecessor left.
 
+use std::collections::BTreeMap;
+
+use super::apply_jobs::WindowParts;
 use super::decide::{self, Deciding};
 use super::entry::{Change, JobEnd};
 use super::event::{Action, CommitRequest};
 use super::job_state::{Job, JobPhase};
 use super::pass_state::Pass;
-use super::report::window_rows;
+use super::report::{part_rows, window_rows};
 use super::run_state::Run;
 use super::spans::Reason;
 use super::volatile::{Life, Work};
@@ -15,8 +18,6 @@ use crate::error::{Error, Kind};
 use crate::ids::{BatchId, ConsumerName, DatasetName, EpochId, JobName, PassId, WindowId};
 use crate::job::{Assignment, End, RankLost};
 
-/// Visits that make a ledger file worth writing; fewer wait for [`LEDGER_AGE_MS`], the end of their pass or of their job.
-const LEDGER_BATCHES: u64 = 4_096;
 /// At most this many visits go into one file.
 const LEDGER_MOST: u64 = 65_536;
 const LEDGER_AGE_MS: u64 = 5_000;
@@ -261,8 +262,10 @@ fn shape_pass(d: &mut Deciding<'_>, name: &JobName, job: &Job) {
 fn due_ledger(d: &mut Deciding<'_>, name: &JobName, job: &Job) {
     let ended = matches!(job.phase, JobPhase::Ended { .. });
     let closed: u64 = job.passes.values().map(|p| p.closed_batches).sum();
+    let foldable: u64 = job.passes.values().map(|p| p.foldable).sum();
+    let enough = d.volatile.ledger_batches();
     let partial = ended && job.passes.values().any(|p| !p.windows.is_empty());
-    if closed == 0 && !partial {
+    if closed == 0 && foldable < enough && !partial {
         d.volatile.unwritten_since.remove(name);
         d.volatile.flush_now.remove(name);
         return;
@@ -271,7 +274,8 @@ fn due_ledger(d: &mut Deciding<'_>, name: &JobName, job: &Job) {
     let since = *d.volatile.unwritten_since.entry(name.clone()).or_insert(d.now.mono_ms);
     let old = d.now.mono_ms.saturating_sub(since) >= LEDGER_AGE_MS;
     let over = job.passes.values().any(|p| p.ended && p.closed_batches > 0);
-    if !(ended || flush || old || over || closed >= LEDGER_BATCHES) || d.volatile.is_busy(&Work::Ledger(name.clone()), d.now) {
+    let due = ended || flush || old || over || closed >= enough || foldable >= enough;
+    if !due || d.volatile.is_busy(&Work::Ledger(name.clone()), d.now) {
         return;
     }
     // An open commit holds what was acknowledged before each call: the ledger would not tell.
@@ -286,11 +290,43 @@ fn due_ledger(d: &mut Deciding<'_>, name: &JobName, job: &Job) {
             windows.push((*id, ready));
         }
     }
-    if !windows.is_empty() && d.volatile.begin(Work::Ledger(name.clone()), d.now) {
-        d.volatile.unwritten_since.remove(name);
-        let rows = windows.iter().flat_map(|(pass, ids)| ids.iter().flat_map(|id| window_rows(name, job, *pass, *id))).collect();
-        d.act(Action::WriteLedger { job: name.clone(), incarnation: job.incarnation, number: job.next_ledger, windows, rows });
+    let fold = foldable >= enough && !ended;
+    let parts = if fold { foldable_parts(job, committing, LEDGER_MOST.saturating_sub(batches)) } else { Vec::new() };
+    if (windows.is_empty() && parts.is_empty()) || !d.volatile.begin(Work::Ledger(name.clone()), d.now) {
+        return;
     }
+    d.volatile.unwritten_since.remove(name);
+    let mut rows: Vec<_> = windows.iter().flat_map(|(pass, ids)| ids.iter().flat_map(|id| window_rows(name, job, *pass, *id))).collect();
+    for (pass, windows) in &parts {
+        rows.extend(windows.iter().flat_map(|(id, parts)| part_rows(name, job, *pass, *id, parts)));
+    }
+    d.volatile.folding.insert(name.clone(), parts);
+    d.act(Action::WriteLedger { job: name.clone(), incarnation: job.incarnation, number: job.next_ledger, windows, rows });
+}
+
+/// Acknowledged batches of open windows, at most about `most` of them: the ledger may take them early, so that what is kept of a window follows
+/// what is on its way, not what was taken.
+fn foldable_parts(job: &Job, committing: bool, most: u64) -> Vec<(PassId, Vec<WindowParts>)> {
+    let mut batches = 0;
+    let mut all = Vec::new();
+    for (id, pass) in &job.passes {
+        let returns = committing || pass.exactly_once;
+        let mut windows = Vec::new();
+        for (window_id, window) in pass.windows.iter().filter(|(_, w)| w.foldable(pass.exactly_once) > 0) {
+            if batches >= most {
+                break;
+            }
+            let parts: Vec<_> = window.foldable_parts(!returns).collect();
+            batches += parts.iter().map(|(from, to)| u64::from(to - from)).sum::<u64>();
+            if !parts.is_empty() {
+                windows.push((*window_id, parts));
+            }
+        }
+        if !windows.is_empty() {
+            all.push((*id, windows));
+        }
+    }
+    all
 }
 
 /// Windows of a pass that may go to the ledger, at most `most` visits of them, one window at least. Lost batches wait for late reports.
@@ -316,10 +352,21 @@ pub(super) fn is_flushed(job: &Job) -> bool {
     job.passes.values().all(|p| p.windows.is_empty())
 }
 
-/// Windows named by a ledger file, as one watermark entry per pass.
-pub(super) fn watermarks(job: &JobName, windows: Vec<(PassId, Vec<WindowId>)>, ledger: &[String], number: u64) -> Vec<Change> {
-    windows
-        .into_iter()
-        .map(|(pass, windows)| Change::Watermark { job: job.clone(), pass, windows, ledger: ledger.to_vec(), number })
-        .collect()
+/// What a ledger file holds, as one watermark entry per pass.
+pub(super) fn watermarks(
+    job: &JobName,
+    windows: Vec<(PassId, Vec<WindowId>)>,
+    parts: Vec<(PassId, Vec<WindowParts>)>,
+    ledger: &[String],
+    number: u64,
+) -> Vec<Change> {
+    let mut passes: BTreeMap<PassId, (Vec<WindowId>, Vec<WindowParts>)> = BTreeMap::new();
+    for (pass, windows) in windows {
+        passes.entry(pass).or_default().0 = windows;
+    }
+    for (pass, parts) in parts {
+        passes.entry(pass).or_default().1 = parts;
+    }
+    let entry = |(pass, (windows, parts))| Change::Watermark { job: job.clone(), pass, windows, parts, ledger: ledger.to_vec(), number };
+    passes.into_iter().map(entry).collect()
 }

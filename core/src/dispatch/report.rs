@@ -197,8 +197,13 @@ pub fn system_visits(state: &State, only: Option<&JobName>) -> Vec<VisitRow> {
     .collect()
 }
 
-/// One row for each batch of a window that is not pending.
+/// One row for each batch of a window that is not pending, and not in the ledger already.
 pub(super) fn window_rows(name: &JobName, job: &Job, pass_id: PassId, id: WindowId) -> Vec<VisitRow> {
+    part_rows(name, job, pass_id, id, &[(0, u32::MAX)])
+}
+
+/// The same of some places of the window.
+pub(super) fn part_rows(name: &JobName, job: &Job, pass_id: PassId, id: WindowId, parts: &[(u32, u32)]) -> Vec<VisitRow> {
     let Some(pass) = job.passes.get(&pass_id) else { return Vec::new() };
     let Some(window) = pass.windows.get(&id) else { return Vec::new() };
     let row = |span: &super::spans::Span, at: u32| {
@@ -222,8 +227,13 @@ pub(super) fn window_rows(name: &JobName, job: &Job, pass_id: PassId, id: Window
         }
     };
     // What an earlier incarnation's commit holds is among that one's visits.
-    let ours = |span: &&super::spans::Span| !(span.state == VisitState::Acknowledged && span.stream.is_none());
-    window.spans.iter().filter(ours).flat_map(|span| (span.from..span.to).map(|at| row(span, at))).collect()
+    let ours = |span: &&super::spans::Span| !span.is_folded();
+    let spans = |(from, to): &(u32, u32)| {
+        let (from, to) = (*from, *to);
+        let within = window.spans.within(from, to).filter(ours);
+        within.flat_map(move |span| (span.from.max(from)..span.to.min(to)).map(move |at| row(span, at)))
+    };
+    parts.iter().flat_map(spans).collect()
 }
 
 /// Tasks of epochs that are not published, then the failures remembered.

@@ -115,6 +115,8 @@ pub(super) enum Fate {
     /// It may be granted again.
     Pending,
     Mark(Mark),
+    /// An acknowledged one is in the ledger: only that it was taken is kept.
+    Fold,
 }
 
 impl Fate {
@@ -145,6 +147,11 @@ pub struct Span {
 }
 
 impl Span {
+    /// It was taken, and the ledger knows by whom.
+    pub fn is_folded(&self) -> bool {
+        self.state == VisitState::Acknowledged && self.stream.is_none()
+    }
+
     fn joins(&self, next: &Span) -> bool {
         self.to == next.from
             && self.state == next.state
@@ -180,6 +187,12 @@ impl<'de> Deserialize<'de> for Spans {
 impl Spans {
     pub fn iter(&self) -> impl Iterator<Item = &Span> {
         self.list.iter()
+    }
+
+    /// Those that have a batch of `[from, to)`.
+    pub fn within(&self, from: u32, to: u32) -> impl Iterator<Item = &Span> {
+        let first = self.list.partition_point(|s| s.to <= from);
+        self.list[first..].iter().take_while(move |s| s.from < to)
     }
 
     /// The span that covers a batch.
@@ -288,6 +301,11 @@ impl Spans {
                     tally.remove(span, n);
                     span.mark = mark;
                     tally.add(span, n);
+                    moved += n;
+                }
+                Fate::Fold => {
+                    tally.fold(span, n);
+                    (span.stream, span.reason, span.at_ms, span.mark) = (None, None, 0, Mark::Committed);
                     moved += n;
                 }
                 Fate::Pending => {

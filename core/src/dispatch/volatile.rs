@@ -3,11 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::apply_jobs::WindowParts;
 use super::state::State;
-use crate::ids::{Attempt, ConsumerName, DatasetName, EpochId, JobName, TaskId, WorkerName};
+use crate::ids::{Attempt, ConsumerName, DatasetName, EpochId, JobName, PassId, TaskId, WorkerName};
 
 /// Ranks connect to all workers that hold open windows: few of them keep connections few.
 const MAP_WORKERS: usize = 4;
+/// Visits that make a ledger file worth writing; fewer wait for some seconds, the end of their pass or of their job.
+const LEDGER_BATCHES: u64 = 4_096;
 
 /// The two clocks of one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -75,6 +78,10 @@ pub struct Volatile {
     pub(super) away_since: BTreeMap<(JobName, u32), u64>,
     /// Workers that the open windows of a fixed map may be leased to; 0 is the default of 4.
     pub map_workers: usize,
+    /// Parts of open windows that the ledger file which is being written holds.
+    pub(super) folding: BTreeMap<JobName, Vec<(PassId, Vec<WindowParts>)>>,
+    /// Visits that make a ledger file worth writing; 0 is the default of 4096.
+    pub ledger_batches: u64,
     /// Since when a job has had closed windows that are not in the ledger.
     pub(super) unwritten_since: BTreeMap<JobName, u64>,
     pub(super) dirty_jobs: BTreeSet<JobName>,
@@ -115,6 +122,10 @@ impl Volatile {
         if self.map_workers == 0 { MAP_WORKERS } else { self.map_workers }
     }
 
+    pub(super) fn ledger_batches(&self) -> u64 {
+        if self.ledger_batches == 0 { LEDGER_BATCHES } else { self.ledger_batches }
+    }
+
     pub(super) fn touch_job(&mut self, job: &JobName) {
         if !self.dirty_jobs.contains(job) {
             self.dirty_jobs.insert(job.clone());
@@ -151,6 +162,7 @@ impl Volatile {
             memory.remove(job);
         }
         self.consumers.remove(job);
+        self.folding.remove(job);
         self.away_since.retain(|(of, _), _| of != job);
         self.retry_at.remove(&Work::Shape(job.clone()));
     }
