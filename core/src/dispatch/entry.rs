@@ -310,6 +310,17 @@ impl Entry {
     }
 }
 
+/// States up to this size are written down after a fixed number of entries.
+const SMALL_STATE: usize = 1 << 20;
+/// What an entry weighs against a state.
+const ENTRY_BYTES: u64 = 256;
+
+/// After how many entries a state that was `state_bytes` long when it was last written down is written again: `least`, and more where it is large, so
+/// that neither writing states nor reading entries back costs much more than the other.
+pub fn entries_per_state(least: u64, state_bytes: usize) -> u64 {
+    least.max(state_bytes.saturating_sub(SMALL_STATE) as u64 / ENTRY_BYTES)
+}
+
 /// Shared values in the state are stored as what they point to.
 pub(super) mod arc {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};

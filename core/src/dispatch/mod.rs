@@ -53,7 +53,7 @@ pub use commit_state::{CommitRecord, CommittedPass, Restored, Token};
 pub use consumers::Consumers;
 pub use decide::decide;
 pub use digests::Digests;
-pub use entry::{Change, ENTRY_VERSION, Entry, JobEnd};
+pub use entry::{Change, ENTRY_VERSION, Entry, JobEnd, entries_per_state};
 pub use event::{
     Action, CommitOutcome, CommitRequest, Decision, Event, Grant, Granted, OpenedJob, PassAnswer, Reply, RunProgress, RunRequest, RunState,
     RunStatus, StoredDataset, Taken, TaskLease,

@@ -137,6 +137,7 @@ impl Pass {
                 moved +=
                     window.spans.turn(*from, *to, 0, tally, |s| if s.state == VisitState::Acknowledged { Fate::Fold } else { Fate::Keep });
             }
+            window.spans.shrink();
             moved
         });
     }

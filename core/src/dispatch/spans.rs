@@ -234,7 +234,7 @@ impl Spans {
             let (covered_from, covered_to) = self.list.get(index).map_or((u32::MAX, u32::MAX), |s| (s.from, s.to));
             let to = span.to.min(covered_from);
             if to > from {
-                self.list.insert(index, Span { from, to, ..span });
+                self.insert(index, Span { from, to, ..span });
                 tally.add(&span, u64::from(to - from));
                 taken += u64::from(to - from);
                 self.join(index.saturating_sub(1), index + 1);
@@ -329,12 +329,27 @@ impl Spans {
         self.list.capacity() * size_of::<Span>()
     }
 
+    /// There are many lists: they grow by a little.
+    fn insert(&mut self, index: usize, span: Span) {
+        if self.list.len() == self.list.capacity() {
+            self.list.reserve_exact(2 + self.list.len() / 8);
+        }
+        self.list.insert(index, span);
+    }
+
+    /// Gives memory back when many spans were joined.
+    pub(super) fn shrink(&mut self) {
+        if self.list.len() * 2 < self.list.capacity() {
+            self.list.shrink_to(self.list.len() + self.list.len() / 8);
+        }
+    }
+
     fn split(&mut self, at: u32) {
         let index = self.list.partition_point(|s| s.to <= at);
         if let Some(span) = self.list.get_mut(index).filter(|s| s.from < at) {
             let right = Span { from: at, ..*span };
             span.to = at;
-            self.list.insert(index + 1, right);
+            self.insert(index + 1, right);
         }
     }
 

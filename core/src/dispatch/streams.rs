@@ -50,6 +50,10 @@ impl AtWorker {
 
 fn insert<T: Ord>(list: &mut VecDeque<T>, item: T) {
     if let Err(at) = list.binary_search(&item) {
+        if list.len() == list.capacity() {
+            // Most workers hold one or two windows.
+            list.reserve_exact(1 + list.len() / 2);
+        }
         list.insert(at, item);
     }
 }
@@ -137,14 +141,19 @@ impl Streams {
         streams.iter().filter_map(|id| self.all.get(id)).flat_map(|s| s.movable.iter().map(|(pass, window, _)| (*pass, *window))).collect()
     }
 
-    /// Bytes of memory behind it; the nodes of the maps are about three quarters full.
+    /// Bytes of memory behind the lists of leased windows.
+    pub fn lease_memory(&self) -> usize {
+        self.by_worker.values().map(|at| (at.leased.capacity() + at.pending.capacity()) * size_of::<(PassId, WindowId)>()).sum()
+    }
+
+    /// Bytes of memory behind it but for those; the nodes of the maps are about three quarters full.
     pub fn memory(&self) -> usize {
         let nodes = |n: usize, bytes: usize| n * bytes * 4 / 3;
-        let streams: usize = self.all.values().map(|s| s.consumer.0.len() + s.worker.0.len() + s.movable.capacity() * 24).sum();
-        let consumers: usize = self.by_consumer.iter().map(|(name, ids)| name.0.len() + ids.capacity() * 8).sum();
-        let workers = self.by_worker.iter();
+        let places = size_of::<(PassId, WindowId, u32)>();
+        let streams: usize = self.all.values().map(|s| s.consumer.0.len() + s.worker.0.len() + s.movable.capacity() * places).sum();
+        let consumers: usize = self.by_consumer.iter().map(|(name, ids)| name.0.len() + ids.capacity() * size_of::<StreamId>()).sum();
         let workers: usize =
-            workers.map(|(n, at)| n.0.len() + 40 + at.streams.capacity() * 8 + (at.leased.capacity() + at.pending.capacity()) * 16).sum();
+            self.by_worker.iter().map(|(n, at)| n.0.len() + size_of::<WorkerName>() + at.streams.capacity() * size_of::<StreamId>()).sum();
         streams
             + consumers
             + workers
