@@ -57,7 +57,12 @@ pub(super) fn commit(
     match &job.phase {
         JobPhase::Ended { end: JobEnd::Finished, .. } => return final_commit(d, job),
         JobPhase::Ended { .. } => return Err(over(job)),
-        JobPhase::Ending if !job.consumers.contains_key(&consumer) => return final_commit(d, job),
+        JobPhase::Ending if job.consumers.is_empty() => return final_commit(d, job),
+        // Whoever is still there has a commit of its own to make: it would be complete without them.
+        JobPhase::Ending if !job.consumers.contains_key(&consumer) => {
+            d.reply(Reply::Wait);
+            return Ok(());
+        }
         _ => {}
     }
     check_member(d, job, &consumer)?;
