@@ -8,6 +8,7 @@ CACHE ?= $(HOME)/.cache/forebay
 export CARGO_TARGET_DIR ?= $(CACHE)/target
 export CARGO_TERM_PROGRESS_WHEN ?= auto
 VENV ?= $(CACHE)/venv
+SEEDS ?= 10000
 PYTHON ?= python3
 BIN := $(CARGO_TARGET_DIR)/debug/forebay
 RELEASE := $(CARGO_TARGET_DIR)/release/forebay
@@ -16,7 +17,7 @@ RUFF := $(VENV)/bin/ruff --config python/pyproject.toml
 export FOREBAY_PYTHON := $(VENV)/bin/python
 PY := $(VENV)/bin/python
 
-.PHONY: help demo test bench fmt lint unit system python-test build setup venv-demo venv-test linker clean-cache
+.PHONY: help demo test simulate bench fmt lint unit system python-test build setup venv-demo venv-test linker clean-cache
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -25,6 +26,9 @@ demo: build venv-demo ## Materialize a real dataset, train from it, query it: em
 	@FOREBAY_BIN=$(BIN) $(PY) examples/digits/demo.py
 
 test: lint unit python-test ## Everything that CI runs
+
+simulate: linker ## Run SEEDS seeds (10,000) of the simulations of the dispatcher; a failing one says how to run it again
+	FOREBAY_SIM_SEEDS=$(SEEDS) cargo test --release -p forebay-core --lib -- every_promise --nocapture
 
 bench: venv-test linker ## Compare with a plain Flight server in one run (builds release)
 	cargo build --release -p forebay-server

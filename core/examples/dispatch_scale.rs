@@ -1,15 +1,23 @@
 //! How fast and how small the dispatcher's core is: many consumers draw one long pass, with a journal in memory.
 //!
-//! `cargo run --release -p forebay-core --example dispatch_scale [CONSUMERS WORKERS BATCHES]`. Every event is decided, its entries are encoded
-//! and applied, as the shell does it; a ledger file is written whenever one is due. What a store adds is not measured.
+//! `cargo run --release -p forebay-core --example dispatch_scale [CONSUMERS WORKERS BATCHES [BLOCK]]`, by default 10,000 consumers, 1,000
+//! workers, 10 million batches and blocks of 16; `dispatch_scale smoke` is small. Every event is decided, its entries are encoded and applied, as
+//! the shell does it; what is due is looked at after every group of events; ledger files are written when they are due, and the state is written
+//! down as often as the shell does. What a store adds is not measured: `docs/scale.md` says what that is.
 
-#![allow(clippy::disallowed_methods, clippy::cast_precision_loss, reason = "a measurement needs a real clock, and prints ratios")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    clippy::cast_precision_loss,
+    reason = "a measurement needs a real clock and the size of its own process, and prints ratios"
+)]
 
 use std::error::Error;
 use std::time::{Duration, Instant};
 
 use forebay_core::dispatch::{
-    Action, Event, Granted, Now, OpenedJob, Pass, PassAnswer, PassShape, Reply, State, StoredDataset, StreamId, Volatile, apply, decide,
+    Action, Entry, Event, Granted, Now, OpenedJob, Pass, PassAnswer, PassShape, Reply, State, StoredDataset, StreamId, Volatile, apply,
+    check, decide, entries_per_state,
 };
 use forebay_core::ids::{BatchId, ConsumerName, DatasetName, EpochId, Fence, JobName, PassId, VersionId, WorkerName};
 use forebay_core::job::{ConsumerSettings, JobSettings};
@@ -17,55 +25,179 @@ use forebay_core::job::{ConsumerSettings, JobSettings};
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const PER_WINDOW: u64 = 1_000;
-const BLOCK: u64 = 16;
+/// Events that the shell takes at once.
+const GROUP: u64 = 1_024;
+/// Entries after which the shell writes the state down, where it is small.
+const COMPACT_AFTER: u64 = 4_096;
+
+/// Durations of one kind of call, in nanoseconds.
+#[derive(Default)]
+struct Calls(Vec<u32>);
+
+impl Calls {
+    fn took(&mut self, start: Instant) {
+        self.0.push(u32::try_from(start.elapsed().as_nanos()).unwrap_or(u32::MAX));
+    }
+
+    fn print(&mut self, what: &str) {
+        self.0.sort_unstable();
+        let last = self.0.len().saturating_sub(1);
+        let at = |thousandth: usize| self.0.get(last * thousandth / 1_000).map_or(0.0, |n| f64::from(*n) / 1_000.0);
+        println!(
+            "  {what}: {} calls, p50 {:.1} us, p99 {:.1} us, p99.9 {:.1} us, longest {:.0} us",
+            self.0.len(),
+            at(500),
+            at(990),
+            at(999),
+            at(1_000)
+        );
+    }
+}
 
 struct Bench {
     state: State,
     volatile: Volatile,
-    now: Now,
-    journal_bytes: u64,
-    entries: u64,
+    began: Instant,
+    shape: PassShape,
     actions: Vec<Action>,
+    events: u64,
+    entries: u64,
+    journal_bytes: u64,
     encoding: Duration,
+    settling: Duration,
+    ledger_files: u64,
+    ledger_rows: u64,
+    /// The state as it was last written down, and the entries after it.
+    snapshot: Vec<u8>,
+    log: Vec<Vec<u8>>,
+    snapshots: u64,
+    snapshot_bytes: u64,
+    snapshotting: Duration,
 }
 
 impl Bench {
-    fn send(&mut self, event: Event) -> Result<Reply> {
-        let decision = decide(&self.state, &mut self.volatile, self.now, event)?;
+    fn new(shape: PassShape) -> Self {
+        Self {
+            state: State::default(),
+            volatile: Volatile::new(20_000),
+            began: Instant::now(),
+            shape,
+            actions: Vec::new(),
+            events: 0,
+            entries: 0,
+            journal_bytes: 0,
+            encoding: Duration::ZERO,
+            settling: Duration::ZERO,
+            ledger_files: 0,
+            ledger_rows: 0,
+            snapshot: b"{\"fence\":0,\"leader\":null,\"datasets\":{},\"jobs\":{},\"next_run\":0,\"next_stream\":0}".to_vec(),
+            log: Vec::new(),
+            snapshots: 0,
+            snapshot_bytes: 0,
+            snapshotting: Duration::ZERO,
+        }
+    }
+
+    fn now(&self) -> Now {
+        let mono_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Now { wall_ms: 1_700_000_000_000 + i64::try_from(mono_ms).unwrap_or(0), mono_ms }
+    }
+
+    fn decide(&mut self, event: Event) -> Result<Reply> {
+        let now = self.now();
+        let decision = decide(&self.state, &mut self.volatile, now, event)?;
         for entry in &decision.entries {
             let start = Instant::now();
-            self.journal_bytes += entry.encode()?.len() as u64;
+            let bytes = entry.encode()?;
             self.encoding += start.elapsed();
+            self.journal_bytes += bytes.len() as u64;
             self.entries += 1;
+            self.log.push(bytes);
             apply(&mut self.state, entry);
         }
         self.actions.extend(decision.actions);
         Ok(decision.reply)
     }
 
-    /// A tick, and what it asks for.
-    fn settle(&mut self, shape: &PassShape) -> Result<()> {
-        self.now.mono_ms += 1;
-        self.now.wall_ms += 1;
-        self.send(Event::Tick)?;
+    fn send(&mut self, event: Event) -> Result<Reply> {
+        let reply = self.decide(event)?;
+        self.events += 1;
+        if self.events.is_multiple_of(GROUP) {
+            self.settle()?;
+        }
+        Ok(reply)
+    }
+
+    /// The end of a group of events: a tick and what it asks for, and the state when it is due.
+    fn settle(&mut self) -> Result<()> {
+        let start = Instant::now();
+        self.decide(Event::Tick)?;
         for action in std::mem::take(&mut self.actions) {
             match action {
                 Action::ShapePass { job, incarnation, pass, .. } => {
-                    let answer = Ok(PassAnswer::Shape(shape.clone()));
-                    self.send(Event::PassShaped { job, incarnation, pass, answer })?;
+                    let answer = Ok(PassAnswer::Shape(self.shape.clone()));
+                    self.decide(Event::PassShaped { job, incarnation, pass, answer })?;
                 }
-                Action::WriteLedger { job, incarnation, number, windows, .. } => {
+                Action::WriteLedger { job, incarnation, number, windows, rows } => {
+                    self.ledger_files += 1;
+                    self.ledger_rows += rows.len() as u64;
                     let result = Ok(vec![format!("{number}.parquet")]);
-                    self.send(Event::LedgerWritten { job, incarnation, number, windows, result })?;
+                    self.decide(Event::LedgerWritten { job, incarnation, number, windows, result })?;
                 }
                 _ => {}
             }
         }
+        self.settling += start.elapsed();
+        if self.log.len() as u64 >= entries_per_state(COMPACT_AFTER, self.snapshot.len()) {
+            let start = Instant::now();
+            self.snapshot = serde_json::to_vec(&self.state)?;
+            self.log.clear();
+            self.snapshots += 1;
+            self.snapshot_bytes += self.snapshot.len() as u64;
+            self.snapshotting += start.elapsed();
+        }
         Ok(())
+    }
+
+    /// What a new leader does first.
+    fn replay(&self) -> Result<()> {
+        let start = Instant::now();
+        let mut state: State = serde_json::from_slice(&self.snapshot)?;
+        let read = start.elapsed();
+        for bytes in &self.log {
+            apply(&mut state, &Entry::decode(bytes)?);
+        }
+        let bytes = self.log.iter().map(Vec::len).sum::<usize>();
+        println!(
+            "  replay: a state of {} bytes in {:.0} ms, then {} entries of {bytes} bytes in {:.0} ms",
+            self.snapshot.len(),
+            read.as_secs_f64() * 1e3,
+            self.log.len(),
+            (start.elapsed() - read).as_secs_f64() * 1e3
+        );
+        if state != self.state {
+            return Err("the fold of the journal is not the state".into());
+        }
+        Ok(())
+    }
+
+    fn job(&self) -> Result<&forebay_core::dispatch::Job> {
+        self.state.jobs.values().next().ok_or_else(|| "there is no job".into())
     }
 }
 
-fn join(bench: &mut Bench, settings: &JobSettings, consumer: u64, workers: u64) -> Result<(OpenedJob, StreamId)> {
+struct Consumer {
+    name: ConsumerName,
+    worker: WorkerName,
+    job: OpenedJob,
+    stream: StreamId,
+    /// Granted and not sent, sent and not acknowledged.
+    granted: Option<std::ops::Range<u64>>,
+    sent: Option<std::ops::Range<u64>>,
+    over: bool,
+}
+
+fn join(bench: &mut Bench, settings: &JobSettings, consumer: u64, workers: u64) -> Result<Consumer> {
     let name = ConsumerName(format!("host-{consumer}"));
     let consumer_settings = ConsumerSettings { consumer: name.clone(), rank: None, acks_by_action: false, restart: false };
     let stored = StoredDataset {
@@ -75,144 +207,197 @@ fn join(bench: &mut Bench, settings: &JobSettings, consumer: u64, workers: u64) 
         pipeline: None,
         parts: Default::default(),
     };
-    let event =
-        Event::OpenJob { settings: Box::new(settings.clone()), consumer: Box::new(consumer_settings), stored: Some(Box::new(stored)) };
-    let Reply::Job(opened) = bench.send(event)? else { return Err("not opened".into()) };
+    let (settings, stored) = (Box::new(settings.clone()), Some(Box::new(stored)));
+    let Reply::Job(job) = bench.send(Event::OpenJob { settings, consumer: Box::new(consumer_settings), stored })? else {
+        return Err("not opened".into());
+    };
     let worker = WorkerName(format!("worker-{}", consumer % workers));
-    let event = Event::OpenStream { job: opened.job.clone(), incarnation: opened.incarnation, consumer: name, worker, acks: true };
-    let Reply::Stream(stream) = bench.send(event)? else { return Err("no stream".into()) };
-    Ok((opened, stream))
+    let (incarnation, consumer) = (job.incarnation, name.clone());
+    let open = Event::OpenStream { job: job.job.clone(), incarnation, consumer, worker: worker.clone(), acks: true };
+    let Reply::Stream(stream) = bench.send(open)? else { return Err("no stream".into()) };
+    Ok(Consumer { name, worker, job, stream, granted: None, sent: None, over: false })
 }
 
 #[derive(Default)]
 struct Measured {
     granted: u64,
-    grants: Vec<u32>,
-    taken_up: Duration,
+    grants: Calls,
+    sents: Calls,
+    acks: Calls,
+    beats: Calls,
+    closes: Calls,
 }
 
-/// One round over all consumers: each asks for a block, its batches are sent, and it acknowledges the block before.
-fn round(
-    bench: &mut Bench,
-    streams: &[(OpenedJob, StreamId)],
-    held: &mut [Option<std::ops::Range<u64>>],
-    m: &mut Measured,
-) -> Result<bool> {
-    let before = m.granted;
-    for (index, (opened, stream)) in streams.iter().enumerate() {
-        let start = Instant::now();
-        let reply = bench.send(Event::NextGrant { job: opened.job.clone(), stream: *stream, max_batches: BLOCK })?;
-        m.grants.push(u32::try_from(start.elapsed().as_nanos()).unwrap_or(u32::MAX));
-        let next = match reply {
-            Reply::Granted(Granted::Batches(grant)) => {
-                let batches = grant.batches.clone().map(|b| (BatchId(b), b)).collect();
-                bench.send(Event::Sent { job: opened.job.clone(), stream: *stream, pass: PassId(0), batches })?;
-                m.granted += grant.batches.end - grant.batches.start;
-                Some(grant.batches)
-            }
-            _ => None,
-        };
-        if let Some(last) = std::mem::replace(&mut held[index], next) {
-            bench.send(Event::Acknowledge {
-                job: opened.job.clone(),
-                incarnation: opened.incarnation,
-                consumer: ConsumerName(format!("host-{index}")),
-                pass: PassId(0),
-                batches: last.map(|b| (BatchId(b), None)).collect(),
-            })?;
+/// A consumer's turn: its stream asks for the next block while the one before is sent, and the one before that is acknowledged.
+fn turn(bench: &mut Bench, c: &mut Consumer, block: u64, m: &mut Measured) -> Result<()> {
+    let job = c.job.job.clone();
+    let start = Instant::now();
+    let reply = bench.send(Event::NextGrant { job: job.clone(), stream: c.stream, max_batches: block })?;
+    m.grants.took(start);
+    let next = match reply {
+        Reply::Granted(Granted::Batches(grant)) => {
+            m.granted += grant.batches.end - grant.batches.start;
+            Some(grant.batches)
         }
-        m.taken_up += start.elapsed();
+        Reply::Granted(Granted::EndOfJob) => {
+            c.over = true;
+            None
+        }
+        _ => None,
+    };
+    let sent = std::mem::replace(&mut c.granted, next);
+    if let Some(sent) = sent.clone() {
+        let batches = sent.map(|b| (BatchId(b), b.wrapping_mul(0x9E37_79B9_7F4A_7C15))).collect();
+        let start = Instant::now();
+        bench.send(Event::Sent { job: job.clone(), stream: c.stream, pass: PassId(0), batches })?;
+        m.sents.took(start);
     }
-    Ok(m.granted > before)
+    if let Some(taken) = std::mem::replace(&mut c.sent, sent) {
+        let batches = taken.map(|b| (BatchId(b), None)).collect();
+        let (incarnation, consumer) = (c.job.incarnation, c.name.clone());
+        let start = Instant::now();
+        bench.send(Event::Acknowledge { job, incarnation, consumer, pass: PassId(0), batches })?;
+        m.acks.took(start);
+    }
+    if c.over && c.granted.is_none() && c.sent.is_none() {
+        let start = Instant::now();
+        bench.send(Event::CloseStream { job: c.job.job.clone(), stream: c.stream, clean: true })?;
+        bench.send(Event::LeaveJob { job: c.job.job.clone(), consumer: c.name.clone() })?;
+        m.closes.took(start);
+    }
+    Ok(())
+}
+
+/// Turns until everybody is done. In the middle, how large everything is.
+fn run(bench: &mut Bench, mut consumers: Vec<Consumer>, (batches, block): (u64, u64), resident: u64) -> Result<Measured> {
+    let mut m = Measured::default();
+    let calls = usize::try_from(2 * batches / block)?;
+    for calls_of in [&mut m.grants, &mut m.sents, &mut m.acks] {
+        // Written to, so that it does not count as growth later.
+        calls_of.0 = vec![1; calls];
+        calls_of.0.clear();
+    }
+    let base = resident_bytes() - resident.min(resident_bytes());
+    let mut sized = false;
+    while !consumers.is_empty() {
+        for (index, c) in consumers.iter_mut().enumerate() {
+            if index.is_multiple_of(16) {
+                let start = Instant::now();
+                bench.send(Event::WorkerBeat { worker: c.worker.clone() })?;
+                m.beats.took(start);
+            }
+            turn(bench, c, block, &mut m)?;
+        }
+        if !sized && m.granted > batches / 2 {
+            sized = true;
+            sizes(bench, resident + base)?;
+        }
+        consumers.retain(|c| !(c.over && c.granted.is_none() && c.sent.is_none()));
+    }
+    Ok(m)
+}
+
+/// Bytes of this process in memory; 0 where the system does not say.
+fn resident_bytes() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").ok().and_then(|s| s.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok()));
+    pages.unwrap_or(0) * 4_096
+}
+
+fn sizes(bench: &Bench, before: u64) -> Result<()> {
+    let job = bench.job()?;
+    let windows = job.passes.values().map(|p| p.windows.len() as u64).sum::<u64>();
+    let bytes = job.passes.values().map(Pass::memory).sum::<usize>() + job.streams.lease_memory();
+    let open = job.open_visits();
+    println!("in the middle of the pass:");
+    println!("  {windows} open windows, {open} batches granted and not acknowledged, of these {} sent", job.counts().sent);
+    println!(
+        "  windows: {bytes} bytes; less 8 for each of those batches {:.0} bytes a window",
+        (bytes as f64 - 8.0 * open as f64) / windows as f64
+    );
+    println!("  streams and consumers: {:.0} bytes each", job.streams.memory() as f64 / job.streams.len() as f64);
+    let log: usize = bench.log.iter().map(|e| e.capacity() + size_of::<Vec<u8>>()).sum::<usize>() + bench.snapshot.capacity();
+    let grown = resident_bytes().saturating_sub(before);
+    println!(
+        "  the process grew by {:.1} MB since all had joined; {:.1} MB of that is the journal kept here",
+        mega(grown),
+        mega(log as u64)
+    );
+    bench.replay()?;
+    check(&bench.state)?;
+    Ok(())
+}
+
+fn mega(bytes: u64) -> f64 {
+    bytes as f64 / 1e6
 }
 
 fn main() -> Result<()> {
-    let numbers: Vec<u64> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
-    let pick = |index: usize, default: u64| numbers.get(index).copied().unwrap_or(default);
-    let (consumers, workers, batches) = (pick(0, 10_000), pick(1, 1_000), pick(2, 10_000_000));
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let smoke = arguments.iter().any(|a| a == "smoke");
+    let numbers: Vec<u64> =
+        arguments.iter().filter(|a| *a != "smoke").map(|a| a.replace(['_', ','], "").parse()).collect::<std::result::Result<_, _>>()?;
+    let pick = |index: usize, small: u64, default: u64| numbers.get(index).copied().unwrap_or(if smoke { small } else { default });
+    let (consumers, workers) = (pick(0, 200, 10_000), pick(1, 20, 1_000).max(1));
+    let (batches, block) = (pick(2, 200_000, 10_000_000), pick(3, 16, 16).max(1));
     let settings = JobSettings { batch_size: 1, ..JobSettings::new(JobName::parse("run1")?, DatasetName::parse("digits")?) };
-    let shape = PassShape {
+    let mut bench = Bench::new(PassShape {
         version: VersionId(0),
         epoch: EpochId(0),
         rows: batches,
         window_rows: PER_WINDOW,
         batches_per_window: PER_WINDOW,
         selection: None,
-    };
-    let mut bench = Bench {
-        state: State::default(),
-        volatile: Volatile::new(20_000),
-        now: Now { wall_ms: 1_700_000_000_000, mono_ms: 0 },
-        journal_bytes: 0,
-        entries: 0,
-        actions: Vec::new(),
-        encoding: Duration::ZERO,
-    };
-    bench.send(Event::Lead { fence: Fence(1), address: None, workers_died: false, continue_runs: true })?;
+    });
+    bench.decide(Event::Lead { fence: Fence(1), address: None, workers_died: false, continue_runs: true })?;
     let start = Instant::now();
-    let mut streams = Vec::new();
-    for consumer in 0..consumers {
-        streams.push(join(&mut bench, &settings, consumer, workers)?);
-    }
+    let joined = (0..consumers).map(|consumer| join(&mut bench, &settings, consumer, workers)).collect::<Result<Vec<_>>>()?;
     println!("{consumers} consumers on {workers} workers joined in {:.2} s", start.elapsed().as_secs_f64());
-    let (first, stream) = &streams[0];
-    bench.send(Event::NextGrant { job: first.job.clone(), stream: *stream, max_batches: 1 })?;
-    bench.settle(&shape)?;
-    bench.settle(&shape)?;
-    (bench.journal_bytes, bench.entries, bench.encoding) = (0, 0, Duration::ZERO);
-    let mut held = vec![None; streams.len()];
-    let mut m = Measured { grants: Vec::with_capacity(usize::try_from(2 * batches / BLOCK)?), ..Measured::default() };
-    let (mut settling, mut rounds, mut memory) = (Duration::ZERO, 0, None);
-    while round(&mut bench, &streams, &mut held, &mut m)? {
-        rounds += 1;
-        if rounds == 4 || memory.is_none() {
-            memory = Some(measure(&bench, &first.job));
-        }
-        let start = Instant::now();
-        bench.settle(&shape)?;
-        settling += start.elapsed();
+    let first = joined.first().ok_or("nobody joined")?;
+    bench.decide(Event::NextGrant { job: first.job.job.clone(), stream: first.stream, max_batches: 1 })?;
+    bench.settle()?;
+    bench.settle()?;
+    (bench.journal_bytes, bench.entries, bench.encoding, bench.settling) = (0, 0, Duration::ZERO, Duration::ZERO);
+    (bench.snapshots, bench.snapshot_bytes, bench.snapshotting) = (0, 0, Duration::ZERO);
+    let resident = resident_bytes();
+    let start = Instant::now();
+    let m = run(&mut bench, joined, (batches, block), resident)?;
+    report(&mut bench, m, start.elapsed())
+}
+
+fn report(bench: &mut Bench, mut m: Measured, whole: Duration) -> Result<()> {
+    for _ in 0..4 {
+        bench.settle()?;
     }
-    report(&bench, m, settling, memory.unwrap_or_default());
+    let seconds = whole.as_secs_f64();
+    println!("{} batches granted, sent and acknowledged in {seconds:.2} s: {:.0} batches/s", m.granted, m.granted as f64 / seconds);
+    println!("each call is decided, encoded and applied; every {GROUP}th settles its group, the longest write the state down:");
+    m.grants.print("grant");
+    m.sents.print("sent");
+    m.acks.print("acknowledge");
+    m.beats.print("heartbeat");
+    m.closes.print("close and leave");
+    println!(
+        "  of the time: encoding {:.2} s, ticks and ledger rows {:.2} s, {} states of {:.1} MB {:.2} s",
+        bench.encoding.as_secs_f64(),
+        bench.settling.as_secs_f64(),
+        bench.snapshots,
+        mega(bench.snapshot_bytes / bench.snapshots.max(1)),
+        bench.snapshotting.as_secs_f64()
+    );
+    let each = |n: u64| n as f64 / m.granted as f64;
+    println!(
+        "  journal: {:.1} bytes and {:.3} entries per batch, and {:.1} bytes of states",
+        each(bench.journal_bytes),
+        each(bench.entries),
+        each(bench.snapshot_bytes)
+    );
+    println!("  ledger: {} files with {} rows", bench.ledger_files, bench.ledger_rows);
+    println!("at the end:");
+    bench.replay()?;
+    check(&bench.state)?;
+    let counts = bench.job()?.counts();
+    if (counts.acknowledged, bench.ledger_rows) != (m.granted, m.granted) || counts.total() != m.granted {
+        return Err(format!("{} batches were granted, {counts:?} counted, {} are in the ledger", m.granted, bench.ledger_rows).into());
+    }
     Ok(())
-}
-
-/// Bytes of the open windows, how many there are, and the batches granted and not acknowledged.
-fn measure(bench: &Bench, job: &JobName) -> (usize, u64, u64) {
-    let job = &bench.state.jobs[job];
-    let bytes = job.passes.values().map(Pass::memory).sum();
-    let windows = job.passes.values().map(|p| p.windows.len() as u64).sum();
-    (bytes, windows, job.open_visits())
-}
-
-fn report(bench: &Bench, mut m: Measured, settling: Duration, (bytes, windows, open): (usize, u64, u64)) {
-    m.grants.sort_unstable();
-    let at = |percent: usize| f64::from(m.grants[(m.grants.len() - 1) * percent / 1_000]) / 1_000.0;
-    let whole = m.taken_up + settling;
-    let rate = |n: u64, time: Duration| n as f64 / time.as_secs_f64();
-    println!(
-        "{} batches granted, sent and acknowledged in {:.2} s: {:.0} batches/s",
-        m.granted,
-        whole.as_secs_f64(),
-        rate(m.granted, whole)
-    );
-    println!(
-        "  {:.0} grants/s; a grant (decide, encode, apply) p50 {:.1} us, p99 {:.1} us, p99.9 {:.1} us",
-        rate(m.grants.len() as u64, whole),
-        at(500),
-        at(990),
-        at(999)
-    );
-    println!("  encoding took {:.2} s, ticks and watermarks {:.2} s of it", bench.encoding.as_secs_f64(), settling.as_secs_f64());
-    println!(
-        "  journal: {:.1} bytes and {:.3} entries per batch",
-        bench.journal_bytes as f64 / m.granted as f64,
-        bench.entries as f64 / m.granted as f64
-    );
-    println!("  state: {bytes} bytes for {windows} open windows and {open} batches granted and not acknowledged");
-    let beside = bytes as f64 - 8.0 * open as f64;
-    println!(
-        "  that is {:.0} bytes per window beside 8 per batch, or {:.1} bytes per batch in all",
-        beside / windows as f64,
-        bytes as f64 / open as f64
-    );
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::apply_visits::mark;
+use super::apply_visits::{Marked, mark};
 use super::commit_state::{CommitRecord, CommittedPass, Restored};
 use super::job_state::{Job, JobPhase};
 use super::pass_state::{Pass, Window};
@@ -17,17 +17,21 @@ const KEPT_SHAPES: usize = 128;
 const KEPT_ATTEMPTS: usize = 128;
 
 pub(super) fn commit_called(job: &mut Job, name: &ConsumerName, commit: u64, call: u64) {
-    let Some(consumer) = job.consumers.get_mut(name) else { return };
-    consumer.called = Some(commit);
-    consumer.behind = Some(i64::try_from(commit).unwrap_or(i64::MAX).saturating_sub_unsigned(call));
-    let mine: BTreeSet<StreamId> = job.streams.iter().filter(|(_, s)| s.consumer == *name).map(|(id, _)| *id).collect();
+    if !job.consumers.contains_key(name) {
+        return;
+    }
+    job.consumers.update(name, |c| {
+        c.called = Some(commit);
+        c.behind = Some(i64::try_from(commit).unwrap_or(i64::MAX).saturating_sub_unsigned(call));
+    });
+    let mine = job.streams.of_consumer(name).to_vec();
     for pass in job.passes.values_mut() {
-        for pad in pass.pads.iter_mut().filter(|p| p.acknowledged && p.mark == Mark::Open && mine.contains(&p.stream)) {
+        for pad in pass.pads.iter_mut().filter(|p| p.acknowledged && p.mark == Mark::Open && mine.binary_search(&p.stream).is_ok()) {
             pad.mark = Mark::Called;
         }
     }
-    mark(job, None, |span| {
-        let its = span.mark == Mark::Open && span.stream.is_some_and(|s| mine.contains(&s));
+    mark(job, Marked::Streams(&mine), |span| {
+        let its = span.mark == Mark::Open && span.stream.is_some_and(|s| mine.binary_search(&s).is_ok());
         if its { Fate::Mark(Mark::Called) } else { Fate::Keep }
     });
 }
@@ -36,7 +40,7 @@ pub(super) fn committed(job: &mut Job, commit: u64, place: u32, next: Option<u64
     let alive: BTreeSet<StreamId> =
         job.streams.iter().filter(|(_, s)| job.consumers.contains_key(&s.consumer)).map(|(id, _)| *id).collect();
     let failed = uneven.is_some();
-    mark(job, None, |span| match span.mark {
+    mark(job, Marked::All, |span| match span.mark {
         Mark::Called => Fate::Mark(if failed { Mark::Open } else { Mark::Committed }),
         // Of a consumer that left: there is no later call that it could count to.
         Mark::Open if !failed && span.stream.is_none_or(|s| !alive.contains(&s)) => Fate::Mark(Mark::Committed),
@@ -98,7 +102,7 @@ pub(super) fn restore(job: &mut Job, restored: &Restored, at_ms: i64) {
     if let Some(done) = &restored.pass {
         match &done.shape {
             Some(shape) => {
-                let pass = Pass::new(shape.clone(), &job.settings, job.ranks(), &done.taken, at_ms);
+                let pass = Pass::new(done.pass, shape.clone(), &job.settings, job.ranks(), &done.taken, at_ms);
                 job.passes.insert(done.pass, pass);
                 job.started += 1;
             }

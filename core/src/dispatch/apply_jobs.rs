@@ -1,14 +1,15 @@
 //! The part of the fold that is about jobs: who takes part, what has begun, what has ended. What becomes of visits is in `apply_visits`.
 
-use std::collections::BTreeSet;
-
 use super::entry::{Change, JobEnd};
 use super::job_state::{Consumer, Job, JobPhase, Stream};
-use super::pass_state::{Pass, Window};
+use super::pass_state::Pass;
 use super::spans::{Fate, Reason, VisitState};
 use super::state::{State, StreamId};
 use super::{apply_commits, apply_visits};
 use crate::ids::{Attempt, JobName, PassId, WindowId, WorkerName};
+
+/// Batches of a window, as ranges of its places.
+pub(super) type WindowParts = (WindowId, Vec<(u32, u32)>);
 
 pub(super) fn apply(state: &mut State, change: &Change, at_ms: i64) {
     if let Change::JobCreated { settings, incarnation, epochs, restored } = change {
@@ -47,7 +48,7 @@ fn apply_membership(job: &mut Job, change: &Change, at_ms: i64) -> bool {
                 called: None,
                 reported: None,
             };
-            job.consumers.entry(consumer.clone()).or_insert(new);
+            job.consumers.join(consumer, new);
             job.seen_ranks.extend(*rank);
             if let Some(restored) = &mut job.restored {
                 restored.joined.insert(consumer.clone());
@@ -55,29 +56,29 @@ fn apply_membership(job: &mut Job, change: &Change, at_ms: i64) -> bool {
         }
         Change::ConsumerGone { consumer, reason, .. } => {
             apply_visits::consumer_gone(job, consumer, *reason, at_ms);
-            forget_streams(job);
+            job.streams.forget();
         }
         Change::StreamOpened { stream, consumer, worker, acks, .. } => {
             let rank = job.consumers.get(consumer).and_then(|c| c.rank);
-            let new = Stream { consumer: consumer.clone(), worker: worker.clone(), acks: *acks, open: true, held: 0, rank };
+            let (consumer, worker) = (consumer.clone(), worker.clone());
+            let new = Stream { consumer, worker, acks: *acks, open: true, held: 0, rank, named: 0, movable: Vec::new() };
             job.streams.insert(*stream, new);
         }
         Change::StreamClosed { stream, clean, .. } => {
             apply_visits::stream_closed(job, *stream, *clean, at_ms);
-            forget_streams(job);
+            job.streams.forget();
         }
         Change::Reported { consumer, number, streams, received, .. } => {
             apply_visits::reported(job, consumer, *number, streams, received, at_ms);
-            forget_streams(job);
+            job.streams.forget();
         }
         Change::WorkerGone { worker, .. } => {
             apply_visits::worker_gone(job, worker, at_ms);
-            forget_streams(job);
+            job.streams.forget();
         }
         Change::ConsumerAdvanced { consumer, at, .. } => {
-            let Some(consumer) = job.consumers.get_mut(consumer) else { return true };
-            let (rank, over) = (consumer.rank, consumer.at);
-            consumer.at = *at;
+            let Some((rank, over)) = job.consumers.get(consumer).map(|c| (c.rank, c.at)) else { return true };
+            job.consumers.update(consumer, |c| c.at = *at);
             let pass = job.pass_at(over).and_then(|id| job.passes.get_mut(&id));
             if let Some(share) = rank.zip(pass).and_then(|(rank, pass)| pass.ranks.get_mut(rank as usize)) {
                 share.told = true;
@@ -94,7 +95,7 @@ fn apply_visit(job: &mut Job, change: &Change, at_ms: i64) {
         Change::PassStarted { pass, shape, .. } => {
             let done = std::mem::take(&mut job.resume);
             job.started += 1;
-            job.passes.insert(*pass, Pass::new(shape.clone(), &job.settings, job.ranks(), &done, at_ms));
+            job.passes.insert(*pass, Pass::new(*pass, shape.clone(), &job.settings, job.ranks(), &done, at_ms));
             apply_commits::remember_shape(job, *pass);
         }
         Change::WindowLeased { pass, window, worker, attempt, .. } => window_leased(job, *pass, *window, worker, *attempt),
@@ -114,7 +115,7 @@ fn apply_visit(job: &mut Job, change: &Change, at_ms: i64) {
             forget_pass(job, *pass);
         }
         Change::JobEnded { end, .. } => end_job(job, end, at_ms),
-        Change::Watermark { pass, windows, ledger, number, .. } => watermark(job, *pass, windows, ledger, *number),
+        Change::Watermark { pass, windows, parts, ledger, number, .. } => watermark(job, *pass, windows, parts, ledger, *number),
         Change::CommitCalled { consumer, commit, call, .. } => apply_commits::commit_called(job, consumer, *commit, *call),
         Change::Committed { commit, place, next, uneven, .. } => {
             apply_commits::committed(job, *commit, *place, *next, uneven.as_ref(), at_ms);
@@ -150,37 +151,31 @@ fn job_of(change: &Change) -> Option<&JobName> {
 }
 
 fn window_leased(job: &mut Job, pass: PassId, id: WindowId, worker: &WorkerName, attempt: Attempt) {
-    let Some(pass) = job.passes.get_mut(&pass) else { return };
-    let size = pass.window_size(id);
-    let window = pass.windows.entry(id).or_insert_with(|| Window::new(size));
-    window.worker = Some(worker.clone());
-    window.attempt = attempt;
-    pass.next_window = pass.next_window.max(WindowId(id.0 + 1));
-    pass.refresh(id);
+    if let Some(pass) = job.passes.get_mut(&pass) {
+        pass.lease(&mut job.streams, id, worker, attempt);
+    }
 }
 
 pub(super) fn end_job(job: &mut Job, end: &JobEnd, at_ms: i64) {
     if matches!(job.phase, JobPhase::Ended { .. }) {
         return;
     }
-    apply_visits::change_open(
-        job,
-        at_ms,
-        |span| {
-            if span.state == VisitState::Acknowledged { Fate::Keep } else { Fate::lost(Reason::JobStopped) }
-        },
-    );
+    apply_visits::change_open(job, None, at_ms, |span| {
+        if span.state == VisitState::Acknowledged { Fate::Keep } else { Fate::lost(Reason::JobStopped) }
+    });
     job.phase = JobPhase::Ended { end: end.clone(), at_ms };
     job.consumers.clear();
-    for stream in job.streams.values_mut() {
-        stream.open = false;
+    for id in job.streams.keys().copied().collect::<Vec<_>>() {
+        job.streams.close(id);
     }
-    for window in job.passes.values_mut().flat_map(|p| p.windows.values_mut()) {
-        window.worker = None;
+    for pass in job.passes.values_mut() {
+        for window in pass.windows.keys().copied().collect::<Vec<_>>() {
+            pass.unlease(&mut job.streams, window);
+        }
     }
 }
 
-fn watermark(job: &mut Job, id: PassId, windows: &[WindowId], ledger: &[String], number: u64) {
+fn watermark(job: &mut Job, id: PassId, windows: &[WindowId], parts: &[WindowParts], ledger: &[String], number: u64) {
     // One ledger write may close windows of several passes, with one entry each.
     if number >= job.next_ledger {
         job.ledger.extend_from_slice(ledger);
@@ -188,32 +183,28 @@ fn watermark(job: &mut Job, id: PassId, windows: &[WindowId], ledger: &[String],
     }
     if let Some(pass) = job.passes.get_mut(&id) {
         for window in windows {
-            if let Some(gone) = pass.windows.remove(window) {
+            if let Some(gone) = pass.remove_window(&mut job.streams, *window) {
                 apply_commits::forget_window(pass, *window, &gone);
-                pass.ledger = pass.ledger.plus(&gone.counts);
+                pass.ledger = pass.ledger.plus(&gone.counts());
             }
-            pass.refresh(*window);
+        }
+        for (window, parts) in parts {
+            pass.fold(&mut job.streams, *window, parts);
         }
     }
     forget_pass(job, id);
-    forget_streams(job);
+    job.streams.forget();
 }
 
 /// A pass that ended and is wholly in the ledger leaves its counts behind.
 fn forget_pass(job: &mut Job, id: PassId) {
     let over = |p: &Pass| p.ended && p.ledger.total() == p.batches;
     if job.passes.get(&id).is_some_and(over)
-        && let Some(pass) = job.passes.remove(&id)
+        && let Some(mut pass) = job.passes.remove(&id)
     {
+        for window in pass.windows.keys().copied().collect::<Vec<_>>() {
+            pass.remove_window(&mut job.streams, window);
+        }
         job.closed = job.closed.plus(&pass.counts);
     }
-}
-
-/// Closed streams stay while a visit or a repetition in the state names them.
-fn forget_streams(job: &mut Job) {
-    let windows = job.passes.values().flat_map(|p| p.windows.values());
-    let visits = windows.flat_map(|w| w.spans.iter().filter_map(|s| s.stream));
-    let pads = job.passes.values().flat_map(|p| &p.pads).map(|p| p.stream);
-    let named: BTreeSet<StreamId> = visits.chain(pads).collect();
-    job.streams.retain(|id, stream| stream.open || named.contains(id));
 }

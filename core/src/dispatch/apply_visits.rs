@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::decide_fixed::next_own;
-use super::job_state::{Job, JobPhase, Stream};
-use super::pass_state::{Pad, Window};
+use super::job_state::{Job, JobPhase};
+use super::pass_state::{Pad, Pass, Window};
 use super::spans::{Fate, Mark, Reason, Span, VisitState};
 use super::state::StreamId;
 use crate::ids::{BatchId, ConsumerName, PassId, WindowId, WorkerName};
@@ -25,72 +25,100 @@ pub(super) fn granted(job: &mut Job, id: PassId, window: WindowId, stream: Strea
             share.cursor = share.cursor.max(next.unwrap_or_default());
         }
     }
-    if let Some(consumer) = job.consumers.get_mut(&of.consumer) {
-        consumer.fed = Some(id);
+    job.consumers.update(&of.consumer, |c| c.fed = Some(id));
+}
+
+/// How many of the batches lie side by side in one window, from the first on: with that window and the first one's place.
+fn run<T>(pass: &Pass, batches: &[(BatchId, T)]) -> Option<(WindowId, u32, usize)> {
+    let (first, rest) = batches.split_first()?;
+    let (id, at) = pass.place(first.0);
+    let follows = |(n, batch): &(u32, &(BatchId, T))| pass.place(batch.0) == (id, at + n);
+    Some((id, at, 1 + (1..).zip(rest).take_while(follows).count()))
+}
+
+/// Keeps the digests of those that were moved.
+fn keep_digests(window: &mut Window, at: u32, moved: &[(u32, u32)], digest: impl Fn(usize) -> Option<u64>) {
+    for place in moved.iter().flat_map(|(from, to)| *from..*to) {
+        if let Some(digest) = digest((place - at) as usize) {
+            window.digests.set(place, digest);
+        }
     }
 }
 
-pub(super) fn sent(job: &mut Job, pass: PassId, stream: StreamId, batches: &[(BatchId, u64)], at_ms: i64) {
+pub(super) fn sent(job: &mut Job, pass: PassId, stream: StreamId, mut batches: &[(BatchId, u64)], at_ms: i64) {
     let Some(pass) = job.passes.get_mut(&pass) else { return };
-    for (batch, digest) in batches {
-        let (id, at) = pass.place(*batch);
+    while let Some((id, at, n)) = run(pass, batches) {
+        let (these, rest) = batches.split_at(n);
+        batches = rest;
         pass.change(&mut job.streams, id, |window, tally| {
-            let moved = window.spans.change(at, at + 1, at_ms, tally, |span| {
+            let moved = window.spans.change(at, end_of(at, n), at_ms, tally, |span| {
                 (span.state == VisitState::Granted && span.stream == Some(stream)).then_some((VisitState::Sent, None))
             });
-            if moved > 0 {
-                window.digests.set(at, *digest);
-            }
+            keep_digests(window, at, &tally.moved, |index| these.get(index).map(|b| b.1));
             moved
         });
     }
 }
 
-pub(super) fn acknowledged(job: &mut Job, pass: PassId, consumer: &ConsumerName, batches: &[(BatchId, Option<u64>)], at_ms: i64) {
+fn end_of(at: u32, n: usize) -> u32 {
+    at.saturating_add(u32::try_from(n).unwrap_or(u32::MAX))
+}
+
+pub(super) fn acknowledged(job: &mut Job, pass: PassId, consumer: &ConsumerName, mut batches: &[(BatchId, Option<u64>)], at_ms: i64) {
     let Some(pass) = job.passes.get_mut(&pass) else { return };
-    for (batch, digest) in batches {
-        let (id, at) = pass.place(*batch);
-        let its = |stream: StreamId| job.streams.get(&stream).is_some_and(|s| s.consumer == *consumer);
-        let state = pass.visit(*batch).filter(|s| s.stream.is_some_and(its)).map(|s| s.state);
-        let held = matches!(state, Some(VisitState::Granted | VisitState::Sent));
-        // A batch that was lost and is repeated now: it is the repetition that was taken.
-        let padding = pass.pads.iter_mut().find(|p| !held && p.batch == *batch && !p.acknowledged && its(p.stream));
-        if let Some(padding) = padding {
-            padding.acknowledged = true;
-            continue;
-        }
-        if !held && state != Some(VisitState::Lost) {
+    let mine = job.streams.of_consumer(consumer).to_vec();
+    let its = |stream: &StreamId| mine.binary_search(stream).is_ok();
+    while let Some((id, at, n)) = run(pass, batches) {
+        // A batch that was repeated is looked at alone.
+        let n = if pass.pads.is_empty() { n } else { 1 };
+        let (these, rest) = batches.split_at(n);
+        batches = rest;
+        if !pass.pads.is_empty() && acknowledge_padding(pass, these[0].0, its) {
             continue;
         }
         pass.change(&mut job.streams, id, |window, tally| {
-            let moved = window.spans.change(at, at + 1, at_ms, tally, |span| {
+            let moved = window.spans.change(at, end_of(at, n), at_ms, tally, |span| {
                 // A late report moves lost to acknowledged.
                 let taken = matches!(span.state, VisitState::Granted | VisitState::Sent | VisitState::Lost);
-                taken.then_some((VisitState::Acknowledged, None))
+                (taken && span.stream.as_ref().is_some_and(its)).then_some((VisitState::Acknowledged, None))
             });
-            if let (true, Some(digest)) = (moved > 0, digest) {
-                window.digests.set(at, *digest);
-            }
+            keep_digests(window, at, &tally.moved, |index| these.get(index).and_then(|b| b.1));
             moved
         });
     }
 }
 
-/// Moves open visits of the whole job by a rule, and those acknowledged ones that may return.
-pub(super) fn change_open(job: &mut Job, at_ms: i64, rule: impl Fn(&Span) -> Fate) {
+/// A batch that was lost and is repeated now: it is the repetition that was taken.
+fn acknowledge_padding(pass: &mut Pass, batch: BatchId, its: impl Fn(&StreamId) -> bool) -> bool {
+    let visit = pass.visit(batch).filter(|s| s.stream.as_ref().is_some_and(&its));
+    let held = visit.is_some_and(|s| matches!(s.state, VisitState::Granted | VisitState::Sent));
+    let padding = pass.pads.iter_mut().find(|p| !held && p.batch == batch && !p.acknowledged && its(&p.stream));
+    padding.map(|p| p.acknowledged = true).is_some()
+}
+
+/// Moves open visits of these streams, or of the whole job, by a rule, and those acknowledged ones that may return.
+pub(super) fn change_open(job: &mut Job, of: Option<&[StreamId]>, at_ms: i64, rule: impl Fn(&Span) -> Fate) {
     let returns = job.settings.visitation == Visitation::ExactlyOnce;
-    let movable = |w: &Window| w.counts().open() > 0 || (returns && w.uncommitted > 0);
-    for pass in job.passes.values_mut() {
-        let open: Vec<_> = pass.windows.iter().filter(|(_, w)| movable(w)).map(|(id, w)| (*id, w.size)).collect();
-        for (id, size) in open {
-            pass.change(&mut job.streams, id, |window, tally| {
-                window.spans.turn(0, size, at_ms, tally, |span| {
-                    let held = matches!(span.state, VisitState::Granted | VisitState::Sent);
-                    let returns = returns && span.state == VisitState::Acknowledged && span.mark != Mark::Committed;
-                    if held || returns { rule(span) } else { Fate::Keep }
-                })
-            });
+    let movable = |w: &Window| w.counts().open() > 0 || (returns && w.uncommitted() > 0);
+    let places: Vec<(PassId, WindowId)> = match of {
+        Some(streams) => job.streams.movable(streams).into_iter().collect(),
+        None => {
+            let open = |(id, pass): (&PassId, &Pass)| {
+                let id = *id;
+                pass.windows.iter().filter(|(_, w)| movable(w)).map(move |(window, _)| (id, *window)).collect::<Vec<_>>()
+            };
+            job.passes.iter().flat_map(open).collect()
         }
+    };
+    for (pass, id) in places {
+        let Some(pass) = job.passes.get_mut(&pass) else { continue };
+        pass.change(&mut job.streams, id, |window, tally| {
+            window.spans.turn(0, window.size, at_ms, tally, |span| {
+                let held = matches!(span.state, VisitState::Granted | VisitState::Sent);
+                let returns = returns && span.state == VisitState::Acknowledged && span.mark != Mark::Committed;
+                if held || returns { rule(span) } else { Fate::Keep }
+            })
+        });
     }
 }
 
@@ -102,6 +130,7 @@ fn take_back_pads(job: &mut Job, gone: impl Fn(PassId, &Pad) -> bool) {
             if gone(*id, pad)
                 && let Some(share) = shares.get_mut(pad.rank as usize)
             {
+                job.streams.name(pad.stream, -1);
                 share.given = share.given.saturating_sub(1);
                 share.filled = share.filled.saturating_sub(1);
                 return false;
@@ -115,6 +144,7 @@ pub(super) fn padded(job: &mut Job, id: PassId, stream: StreamId, batch: BatchId
     let Some(rank) = job.streams.get(&stream).and_then(|s| s.rank) else { return };
     let Some(pass) = job.passes.get_mut(&id) else { return };
     pass.pads.push(Pad { stream, rank, batch, acknowledged: false, mark: Mark::Open });
+    job.streams.name(stream, 1);
     if let Some(share) = pass.ranks.get_mut(rank as usize) {
         share.given += 1;
         share.filled += 1;
@@ -123,14 +153,13 @@ pub(super) fn padded(job: &mut Job, id: PassId, stream: StreamId, batch: BatchId
 
 pub(super) fn stream_closed(job: &mut Job, id: StreamId, clean: bool, at_ms: i64) {
     let stays = job.settings.redelivers() || job.settings.awaits_reports();
-    let Some(stream) = job.streams.get_mut(&id).filter(|s| s.open) else { return };
-    stream.open = false;
-    let acks = stream.acks;
+    let Some(acks) = job.streams.get(&id).filter(|s| s.open).map(|s| s.acks) else { return };
+    job.streams.close(id);
     if acks && (stays || !clean) {
         // The consumer may come back within its lease and report what it got.
         return;
     }
-    change_open(job, at_ms, |span| {
+    change_open(job, Some(&[id]), at_ms, |span| {
         if span.stream != Some(id) {
             return Fate::Keep;
         }
@@ -146,10 +175,11 @@ pub(super) fn stream_closed(job: &mut Job, id: StreamId, clean: bool, at_ms: i64
 
 pub(super) fn consumer_gone(job: &mut Job, name: &ConsumerName, reason: Reason, at_ms: i64) {
     job.consumers.remove(name);
-    let mine = take_streams(job, |s| s.consumer == *name);
+    let mine = job.streams.of_consumer(name).to_vec();
+    close_all(job, &mine);
     let visitation = job.settings.visitation;
-    change_open(job, at_ms, |span| {
-        if span.stream.is_none_or(|s| !mine.contains(&s)) {
+    change_open(job, Some(&mine), at_ms, |span| {
+        if span.stream.is_none_or(|s| mine.binary_search(&s).is_err()) {
             return Fate::Keep;
         }
         match (visitation, span.state) {
@@ -160,7 +190,9 @@ pub(super) fn consumer_gone(job: &mut Job, name: &ConsumerName, reason: Reason, 
         }
     });
     let returns = visitation == Visitation::ExactlyOnce && reason != Reason::ConsumerLeft;
-    take_back_pads(job, |_, pad| mine.contains(&pad.stream) && (!pad.acknowledged || (returns && pad.mark != Mark::Committed)));
+    take_back_pads(job, |_, pad| {
+        mine.binary_search(&pad.stream).is_ok() && (!pad.acknowledged || (returns && pad.mark != Mark::Committed))
+    });
 }
 
 /// What the consumer has on closed streams and did not receive goes back, and is revoked at the client.
@@ -172,71 +204,67 @@ pub(super) fn reported(
     received: &[(PassId, Vec<BatchId>)],
     at_ms: i64,
 ) {
-    if let Some(consumer) = job.consumers.get_mut(name) {
-        consumer.reported = consumer.reported.max(Some(number));
-    }
+    job.consumers.update(name, |c| c.reported = c.reported.max(Some(number)));
     for id in streams {
-        if let Some(stream) = job.streams.get_mut(id).filter(|s| s.consumer == *name) {
-            stream.open = false;
+        if job.streams.get(id).is_some_and(|s| s.consumer == *name) {
+            job.streams.close(*id);
         }
     }
-    let closed: BTreeSet<StreamId> = job.streams.iter().filter(|(_, s)| s.consumer == *name && !s.open).map(|(id, _)| *id).collect();
+    let closed: Vec<StreamId> = job.streams.of_consumer(name).iter().copied().filter(|id| !job.streams[id].open).collect();
     let has: BTreeSet<(PassId, BatchId)> = received.iter().flat_map(|(pass, batches)| batches.iter().map(|b| (*pass, *b))).collect();
     let fate = if job.settings.redelivers() { Fate::Pending } else { Fate::lost(Reason::NotReceived) };
     let mut kept = BTreeSet::new();
-    for (id, pass) in &mut job.passes {
-        let open: Vec<_> = pass.windows.iter().filter(|(_, w)| w.counts().open() > 0).map(|(id, _)| *id).collect();
-        for window_id in open {
-            let Some(window) = pass.windows.get(&window_id) else { continue };
-            let held = |s: &&Span| !s.state.is_final() && s.stream.is_some_and(|s| closed.contains(&s));
-            let places: Vec<u32> = window.spans.iter().filter(held).flat_map(|s| s.from..s.to).collect();
-            for at in places {
-                let key = (*id, pass.batch(window_id, at));
-                let received = has.contains(&key);
-                if received {
-                    kept.insert(key);
-                }
-                pass.change(&mut job.streams, window_id, |w, tally| {
-                    w.spans.turn(at, at + 1, at_ms, tally, |span| match (received, span.state) {
-                        (true, VisitState::Granted) => Fate::To(VisitState::Sent, None),
-                        (true, _) => Fate::Keep,
-                        (false, _) => fate,
-                    })
-                });
+    for (id, window_id) in job.streams.movable(&closed) {
+        let Some(pass) = job.passes.get_mut(&id) else { continue };
+        let Some(window) = pass.windows.get(&window_id) else { continue };
+        let held = |s: &&Span| !s.state.is_final() && s.stream.is_some_and(|s| closed.binary_search(&s).is_ok());
+        let places: Vec<u32> = window.spans.iter().filter(held).flat_map(|s| s.from..s.to).collect();
+        for at in places {
+            let key = (id, pass.batch(window_id, at));
+            let received = has.contains(&key);
+            if received {
+                kept.insert(key);
             }
+            pass.change(&mut job.streams, window_id, |w, tally| {
+                w.spans.turn(at, at + 1, at_ms, tally, |span| match (received, span.state) {
+                    (true, VisitState::Granted) => Fate::To(VisitState::Sent, None),
+                    (true, _) => Fate::Keep,
+                    (false, _) => fate,
+                })
+            });
         }
     }
     take_back_pads(job, |id, pad| {
         let there = has.contains(&(id, pad.batch)) && !kept.contains(&(id, pad.batch));
-        closed.contains(&pad.stream) && !pad.acknowledged && !there
+        closed.binary_search(&pad.stream).is_ok() && !pad.acknowledged && !there
     });
 }
 
-/// Closes the streams that match; returns all that match, closed before or now.
-fn take_streams(job: &mut Job, matches: impl Fn(&Stream) -> bool) -> BTreeSet<StreamId> {
-    let mut taken = BTreeSet::new();
-    for (id, stream) in job.streams.iter_mut().filter(|(_, s)| matches(s)) {
-        stream.open = false;
-        taken.insert(*id);
+fn close_all(job: &mut Job, streams: &[StreamId]) {
+    for id in streams {
+        job.streams.close(*id);
     }
-    taken
 }
 
 pub(super) fn worker_gone(job: &mut Job, worker: &WorkerName, at_ms: i64) {
-    let its = take_streams(job, |s| s.worker == *worker);
+    let its = job.streams.on_worker(worker).to_vec();
+    close_all(job, &its);
     let (stays, redelivers) = (job.settings.awaits_reports(), job.settings.redelivers());
     // A consumer that acknowledges says itself what it received, where that matters.
-    let released: BTreeSet<StreamId> = its.into_iter().filter(|id| !stays || job.streams.get(id).is_some_and(|s| !s.acks)).collect();
-    change_open(job, at_ms, |span| match (span.stream.is_some_and(|s| released.contains(&s)), redelivers) {
+    let released: Vec<StreamId> = its.into_iter().filter(|id| !stays || job.streams.get(id).is_some_and(|s| !s.acks)).collect();
+    let is_released = |id: &StreamId| released.binary_search(id).is_ok();
+    change_open(job, Some(&released), at_ms, |span| match (span.stream.as_ref().is_some_and(is_released), redelivers) {
         (true, _) if span.state == VisitState::Acknowledged => Fate::Keep,
         (true, true) => Fate::Pending,
         (true, false) => Fate::lost(Reason::WorkerDied),
         (false, _) => Fate::Keep,
     });
-    take_back_pads(job, |_, pad| released.contains(&pad.stream) && !pad.acknowledged);
+    take_back_pads(job, |_, pad| is_released(&pad.stream) && !pad.acknowledged);
     // The rest of its windows returns to pending: without a holder, the next worker that asks takes them.
-    for window in job.passes.values_mut().flat_map(|p| p.windows.values_mut()).filter(|w| w.worker.as_ref() == Some(worker)) {
-        window.worker = None;
+    for (pass, window) in job.streams.leased_to(worker) {
+        if let Some(pass) = job.passes.get_mut(&pass) {
+            pass.unlease(&mut job.streams, window);
+        }
     }
 }
 
@@ -257,7 +285,7 @@ pub(super) fn pass_ended(job: &mut Job, id: PassId, at_ms: i64) {
         };
         while let Some(fresh) = pass.next_fresh(pass.next_window) {
             let size = pass.window_size(fresh);
-            pass.windows.entry(fresh).or_insert_with(|| Window::new(size));
+            pass.begin_window(&mut job.streams, fresh);
             pass.change(&mut job.streams, fresh, |w, tally| w.spans.cover(span(size), tally));
         }
         for left in pass.available.iter().copied().collect::<Vec<_>>() {
@@ -266,28 +294,50 @@ pub(super) fn pass_ended(job: &mut Job, id: PassId, at_ms: i64) {
         }
     }
     if pass.exactly_once {
-        mark(job, Some(id), |_| Fate::Mark(Mark::Committed));
+        mark(job, Marked::Pass(id), |_| Fate::Mark(Mark::Committed));
     }
     if let Some(pass) = job.passes.get_mut(&id) {
-        pass.pads.clear();
+        for pad in std::mem::take(&mut pass.pads) {
+            job.streams.name(pad.stream, -1);
+        }
     }
     if job.pass_at(job.ended).is_none() && job.phase == JobPhase::Open {
         job.phase = JobPhase::Ending;
     }
 }
 
-/// Lets a rule mark acknowledged batches that are in no commit, of one pass or all.
-pub(super) fn mark(job: &mut Job, only: Option<PassId>, rule: impl Fn(&Span) -> Fate) {
-    for (_, pass) in job.passes.iter_mut().filter(|(id, _)| only.is_none_or(|o| o == **id)) {
-        let open: Vec<_> = pass.windows.iter().filter(|(_, w)| w.uncommitted > 0).map(|(id, w)| (*id, w.size)).collect();
-        for (id, size) in open {
-            pass.change(&mut job.streams, id, |window, tally| {
-                window.spans.turn(0, size, 0, tally, |span| {
-                    let uncommitted = span.state == VisitState::Acknowledged && span.mark != Mark::Committed;
-                    if uncommitted { rule(span) } else { Fate::Keep }
-                })
-            });
+/// Whose acknowledged batches are marked.
+pub(super) enum Marked<'a> {
+    All,
+    Pass(PassId),
+    Streams(&'a [StreamId]),
+}
+
+/// Lets a rule mark acknowledged batches that are in no commit.
+pub(super) fn mark(job: &mut Job, which: Marked<'_>, rule: impl Fn(&Span) -> Fate) {
+    let places: Vec<(PassId, WindowId)> = match which {
+        // Where nothing returns, nobody keeps where these are.
+        Marked::Streams(streams) if job.settings.visitation == Visitation::ExactlyOnce => {
+            job.streams.movable(streams).into_iter().collect()
         }
+        which => {
+            let only = if let Marked::Pass(id) = which { Some(id) } else { None };
+            let passes = job.passes.iter().filter(|(id, _)| only.is_none_or(|o| o == **id));
+            let open = |(id, pass): (&PassId, &Pass)| {
+                let id = *id;
+                pass.windows.iter().filter(|(_, w)| w.uncommitted() > 0).map(move |(window, _)| (id, *window)).collect::<Vec<_>>()
+            };
+            passes.flat_map(open).collect()
+        }
+    };
+    for (pass, id) in places {
+        let Some(pass) = job.passes.get_mut(&pass) else { continue };
+        pass.change(&mut job.streams, id, |window, tally| {
+            window.spans.turn(0, window.size, 0, tally, |span| {
+                let uncommitted = span.state == VisitState::Acknowledged && span.mark != Mark::Committed;
+                if uncommitted { rule(span) } else { Fate::Keep }
+            })
+        });
     }
 }
 
@@ -299,7 +349,7 @@ pub(super) fn rank_dropped(job: &mut Job, rank: u32, from: Option<(PassId, Batch
     let mut batch = pass.first;
     while let Some(next) = map.next_of(rank, batch).filter(|b| *b < from.min(pass.deliverable)) {
         if pass.is_pending(BatchId(next)) {
-            pass.cover(next..next + 1, VisitState::Lost, Some(Reason::RankDropped), at_ms);
+            pass.cover(&mut job.streams, next..next + 1, VisitState::Lost, Some(Reason::RankDropped), at_ms);
         }
         batch = next + 1;
     }

@@ -65,7 +65,8 @@ pub fn decide(state: &State, volatile: &mut Volatile, now: Now, event: Event) ->
             decide_jobs::ledger_written(&mut d, job, incarnation, number, windows, result);
         }
         Event::WorkerAttached { worker } => {
-            d.volatile.workers.insert(worker, Worker { life: Life::Attached, draining: false });
+            d.volatile.draining.remove(&worker);
+            d.volatile.workers.insert(worker, Worker { life: Life::Attached });
         }
         Event::WorkerBeat { worker } => d.volatile.worker_seen(&worker, now),
         Event::WorkerGone { worker } => worker_gone(&mut d, &worker, None),
@@ -158,13 +159,12 @@ pub(super) fn worker_gone(d: &mut Deciding<'_>, worker: &WorkerName, error: Opti
 fn release(d: &mut Deciding<'_>, worker: &WorkerName, error: Option<&Error>, tasks: bool) {
     let state = d.state;
     d.volatile.workers.remove(worker);
+    d.volatile.draining.remove(worker);
     if tasks {
         decide_materialize::return_tasks_of(d, worker, error);
     }
     for (name, job) in &state.jobs {
-        let streams = job.streams.values().any(|s| s.worker == *worker && (s.open || s.held > 0));
-        let leases = job.passes.values().flat_map(|p| p.windows.values()).any(|w| w.worker.as_ref() == Some(worker));
-        if streams || leases {
+        if job.streams.is_busy(worker) {
             d.push(Change::WorkerGone { job: name.clone(), worker: worker.clone() });
             d.may_lose(name);
             d.job_changed(name);
@@ -173,13 +173,13 @@ fn release(d: &mut Deciding<'_>, worker: &WorkerName, error: Option<&Error>, tas
 }
 
 fn drain(d: &mut Deciding<'_>, name: WorkerName) -> Result<()> {
-    let Some(worker) = d.volatile.workers.get_mut(&name) else {
+    if !d.volatile.workers.contains_key(&name) {
         return Err(Error::not_found(format!("there is no worker `{name}`")).with_remedy("see `forebay workers`"));
-    };
-    worker.draining = true;
+    }
     let state = d.state;
-    for (job, _) in state.jobs.iter().filter(|(_, j)| j.streams.values().any(|s| s.open && s.worker == name)) {
+    for (job, _) in state.jobs.iter().filter(|(_, j)| j.streams.has_open_on(&name)) {
         d.job_changed(job);
     }
+    d.volatile.draining.insert(name);
     Ok(())
 }

@@ -36,7 +36,7 @@ pub(super) fn report(
         // It was taken already; streams opened since then are none of its business.
         return Ok(());
     }
-    let its = job.streams.iter().filter(|(_, s)| s.consumer == consumer && s.open).map(|(id, _)| *id);
+    let its = job.streams.of_consumer(&consumer).iter().copied().filter(|id| job.streams.get(id).is_some_and(|s| s.open));
     let streams: Vec<StreamId> = its.filter(|id| streams.as_ref().is_none_or(|named| named.contains(id))).collect();
     d.may_lose(&name);
     d.job_changed(&name);
@@ -57,7 +57,12 @@ pub(super) fn commit(
     match &job.phase {
         JobPhase::Ended { end: JobEnd::Finished, .. } => return final_commit(d, job),
         JobPhase::Ended { .. } => return Err(over(job)),
-        JobPhase::Ending if !job.consumers.contains_key(&consumer) => return final_commit(d, job),
+        JobPhase::Ending if job.consumers.is_empty() => return final_commit(d, job),
+        // Whoever is still there has a commit of its own to make: it would be complete without them.
+        JobPhase::Ending if !job.consumers.contains_key(&consumer) => {
+            d.reply(Reply::Wait);
+            return Ok(());
+        }
         _ => {}
     }
     check_member(d, job, &consumer)?;
@@ -130,7 +135,7 @@ fn final_commit(d: &mut Deciding<'_>, job: &Job) -> Result<()> {
 /// Completes the commit that is open when every live consumer has made its call.
 pub(super) fn complete(d: &mut Deciding<'_>, job: &Job) -> bool {
     let open = job.next_commit;
-    if job.consumers.is_empty() || !job.consumers.values().all(|c| c.called == Some(open)) {
+    if job.consumers.is_empty() || job.consumers.called(open) < job.consumers.len() as u64 {
         return false;
     }
     let name = job.settings.job.clone();
@@ -154,7 +159,7 @@ fn position(job: &Job) -> Result<(u32, Option<u64>), String> {
     let ahead = job.pass_at(here + 1).and_then(|id| job.passes.get(&id)).is_some_and(|p| p.counts.total() > p.counts.dropped);
     let mut stands: Vec<(u32, Option<u64>)> = Vec::new();
     for rank in &map.last().ranks {
-        let consumer = job.consumers.values().find(|c| c.rank == Some(*rank));
+        let consumer = job.consumers.of_rank(*rank).next().and_then(|name| job.consumers.get(name));
         let next = if consumer.is_some_and(|c| c.at > here) { None } else { next_not_passed(job, pass, map, *rank) };
         stands.push((*rank, next));
     }

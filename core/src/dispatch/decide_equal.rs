@@ -5,11 +5,12 @@ use super::decide_fixed;
 use super::decide_visits::{self, Asked};
 use super::entry::Change;
 use super::event::{Grant, Granted, Reply};
-use super::job_state::{Job, Stream};
+use super::job_state::Job;
 use super::pass_state::Pass;
-use super::spans::VisitState;
+use super::spans::{Span, VisitState};
+use super::state::StreamId;
 use crate::error::{Error, Result};
-use crate::ids::{BatchId, WindowId};
+use crate::ids::{BatchId, ConsumerName, PassId, WindowId};
 use crate::job::End;
 
 /// Whether a pass is over for everyone.
@@ -20,30 +21,39 @@ pub(super) fn is_over(job: &Job, pass: &Pass) -> bool {
     };
     // Whoever was told its end is not called back.
     let told = |rank: u32| pass.ranks.get(rank as usize).is_some_and(|s| s.told);
-    if !ranks(job, pass).iter().all(|rank| given(pass, *rank) >= end || told(*rank)) {
+    if !ranks(job, pass).all(|rank| given(pass, rank) >= end || told(rank)) {
         return false;
     }
     if redelivers {
         return pass.counts.open() == 0 && pass.pads.iter().all(|p| p.acknowledged);
     }
     // What is still on its way may be lost, and its slot filled; a plain stream's end comes after this.
-    !holds(job, pass, |stream, _| stream.acks)
+    let acknowledges = |id: &StreamId| job.streams.get(id).is_some_and(|s| s.acks);
+    pass.held_acks == 0 && !pass.pads.iter().any(|p| !p.acknowledged && acknowledges(&p.stream))
 }
 
 /// The ranks that the pass goes on with.
-fn ranks(job: &Job, pass: &Pass) -> Vec<u32> {
-    pass.map.as_ref().map_or_else(|| job.ranks().unwrap_or_default(), |map| map.last().ranks.clone())
+fn ranks(job: &Job, pass: &Pass) -> impl Iterator<Item = u32> {
+    let mapped = pass.map.as_ref().map(|map| map.last().ranks.iter().copied());
+    let world = if mapped.is_none() { job.settings.world_size.unwrap_or(0) } else { 0 };
+    mapped.into_iter().flatten().chain((0..world).filter(|r| !job.dropped_ranks.contains(r)))
 }
 
 fn given(pass: &Pass, rank: u32) -> u64 {
     pass.ranks.get(rank as usize).map_or(0, |s| s.given)
 }
 
-fn holds(job: &Job, pass: &Pass, of: impl Fn(&Stream, VisitState) -> bool) -> bool {
-    let open = pass.windows.values().filter(|w| w.counts().open() > 0).flat_map(|w| w.spans.iter()).filter(|s| !s.state.is_final());
-    let visits = open.into_iter().any(|s| s.stream.and_then(|id| job.streams.get(&id)).is_some_and(|stream| of(stream, s.state)));
-    let pads = pass.pads.iter().filter(|p| !p.acknowledged);
-    visits || pads.into_iter().any(|p| job.streams.get(&p.stream).is_some_and(|stream| of(stream, VisitState::Sent)))
+/// Whether a consumer has batches of a pass on their way that it will acknowledge, or that were not sent.
+fn holds(job: &Job, id: PassId, pass: &Pass, consumer: &ConsumerName) -> bool {
+    let streams = job.streams.of_consumer(consumer);
+    let its = |id: &StreamId| job.streams.get(id).filter(|_| streams.binary_search(id).is_ok());
+    let open = |s: &Span| {
+        let stream = s.stream.as_ref().filter(|_| !s.state.is_final()).and_then(its);
+        stream.is_some_and(|stream| stream.acks || s.state == VisitState::Granted)
+    };
+    let places = job.streams.movable(streams);
+    let mut windows = places.iter().filter(|(pass, _)| *pass == id).filter_map(|(_, window)| pass.windows.get(window));
+    windows.any(|w| w.spans.iter().any(open)) || pass.pads.iter().any(|p| !p.acknowledged && its(&p.stream).is_some_and(|s| s.acks))
 }
 
 /// What a rank gets next: batches, the end of its pass, or nothing now.
@@ -82,8 +92,7 @@ pub(super) fn next(d: &mut Deciding<'_>, a: &Asked<'_>, rank: u32) -> Result<()>
 /// The rank has all of its pass. With redelivery on, the pass ends for everyone at once.
 fn done(d: &mut Deciding<'_>, a: &Asked<'_>) {
     let waits = a.job.settings.redelivers();
-    let mine = |stream: &Stream, state| stream.consumer == a.stream.consumer && (stream.acks || state == VisitState::Granted);
-    if waits || holds(a.job, a.pass, mine) {
+    if waits || holds(a.job, a.pass_id, a.pass, &a.stream.consumer) {
         return;
     }
     let at = a.job.consumers.get(&a.stream.consumer).map_or(0, |c| c.at);
@@ -94,12 +103,11 @@ fn done(d: &mut Deciding<'_>, a: &Asked<'_>) {
 /// Moves the common end earlier where lost batches leave too few for all; told to all.
 fn moves_end(d: &mut Deciding<'_>, a: &Asked<'_>) -> bool {
     let (Some(end), false) = (a.pass.end, a.job.settings.end == End::Pad || a.pass.counts.lost == 0) else { return false };
-    let ranks = ranks(a.job, a.pass);
     let to = match &a.pass.map {
         Some(map) => decide_fixed::common_end(a.pass, map, end),
         None => {
-            let least = ranks.iter().map(|r| given(a.pass, *r)).max().unwrap_or(0);
-            let needed = |end: u64| ranks.iter().map(|r| end.saturating_sub(given(a.pass, *r))).sum::<u64>();
+            let least = ranks(a.job, a.pass).map(|r| given(a.pass, r)).max().unwrap_or(0);
+            let needed = |end: u64| ranks(a.job, a.pass).map(|r| end.saturating_sub(given(a.pass, r))).sum::<u64>();
             let mut to = end;
             while to > least && needed(to) > a.pass.pending() {
                 to -= 1;
@@ -120,12 +128,12 @@ fn moves_end(d: &mut Deciding<'_>, a: &Asked<'_>) -> bool {
 fn pad(d: &mut Deciding<'_>, a: &Asked<'_>, rank: u32, has: u64) {
     let pass = a.pass;
     let (Some(end), batches) = (pass.end, pass.deliverable) else { return };
-    let slots: u64 = ranks(a.job, pass).iter().map(|r| end.saturating_sub(given(pass, *r))).sum();
+    let slots: u64 = ranks(a.job, pass).map(|r| end.saturating_sub(given(pass, r))).sum();
     // As long as something real can still come, nothing is repeated.
     if batches == 0 || slots <= pass.pending() {
         return;
     }
-    let mine = |stream: &super::state::StreamId| a.job.streams.get(stream).is_some_and(|s| s.consumer == a.stream.consumer);
+    let mine = |stream: &StreamId| a.job.streams.get(stream).is_some_and(|s| s.consumer == a.stream.consumer);
     let confusing = |batch: u64| {
         let held = pass.visit(BatchId(batch)).is_some_and(|s| !s.state.is_final() && s.stream.as_ref().is_some_and(mine));
         held || pass.pads.iter().any(|p| p.batch.0 == batch && !p.acknowledged && mine(&p.stream))

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use super::decide::Deciding;
 use super::decide_visits::{Asked, room_of};
 use super::event::{Granted, Reply};
+use super::job_state::Job;
 use super::map::Map;
-use super::pass_state::{Pass, Window};
-use crate::ids::{Attempt, BatchId, WindowId, WorkerName};
+use super::pass_state::Pass;
+use crate::ids::{Attempt, BatchId, PassId, WindowId, WorkerName};
 
 /// The rank's first batch that is pending, before the common end.
 pub(super) fn next_own(pass: &Pass, map: &Map, rank: u32) -> Option<u64> {
@@ -66,7 +67,7 @@ pub(super) fn grant_own(d: &mut Deciding<'_>, a: &Asked<'_>, map: &Map, batch: u
     let most = if a.stream.acks { most.min(room_of(a.job, a.pass, a.stream)) } else { most };
     let open = steps_open(a.pass, map, batch).min(most);
     let (id, at) = a.pass.place(BatchId(batch));
-    let holder = a.pass.windows.get(&id).and_then(|w| w.worker.as_ref()).filter(|h| !d.volatile.is_draining(h));
+    let holder = a.pass.windows.get(&id).and_then(|w| w.worker.as_deref()).filter(|h| !d.volatile.is_draining(h));
     // Where another worker has the window, another stream of the rank gets its batches: going on here would change their order.
     if open == 0 || holder.is_some_and(|h| *h != a.stream.worker) {
         return;
@@ -101,12 +102,10 @@ fn steps_open(pass: &Pass, map: &Map, batch: u64) -> u64 {
 /// as many workers as they may be: the stream ends, and its consumer goes on with those.
 fn lease_up_to(d: &mut Deciding<'_>, a: &Asked<'_>, id: WindowId) -> Option<Attempt> {
     let window = a.pass.windows.get(&id);
-    if let Some(window) = window.filter(|w| w.worker.as_ref() == Some(&a.stream.worker)) {
+    if let Some(window) = window.filter(|w| w.worker.as_deref() == Some(&a.stream.worker)) {
         return Some(window.attempt);
     }
-    let open = |w: &&Window| w.pending() > 0 || w.counts().open() > 0;
-    let holders = a.pass.windows.values().filter(open).filter_map(|w| w.worker.as_ref());
-    let holders: BTreeSet<&WorkerName> = holders.filter(|h| !d.volatile.is_draining(h)).collect();
+    let holders: BTreeSet<&WorkerName> = holders(a.job, a.pass_id).filter(|h| !d.volatile.is_draining(h)).collect();
     if holders.len() >= d.volatile.map_workers() && !holders.contains(&a.stream.worker) {
         d.reply(Reply::Granted(Granted::Drain));
         return None;
@@ -120,12 +119,21 @@ fn lease_up_to(d: &mut Deciding<'_>, a: &Asked<'_>, id: WindowId) -> Option<Atte
     Some(d.lease(a, id, attempt))
 }
 
+/// Workers that hold windows of a pass with batches that are not final.
+pub(super) fn holders(job: &Job, of: PassId) -> impl Iterator<Item = &WorkerName> {
+    let is_open = move |(pass, window): &(PassId, WindowId)| {
+        let window = job.passes.get(pass).filter(|_| *pass == of).and_then(|p| p.windows.get(window));
+        window.is_some_and(|w| !w.is_closed())
+    };
+    job.streams.leases().filter_map(move |(worker, mut windows)| windows.any(is_open).then_some(worker))
+}
+
 /// Fills a slot with a batch from behind the common end. False when there is none.
 pub(super) fn grant_tail(d: &mut Deciding<'_>, a: &Asked<'_>) -> bool {
     let Some(map) = &a.pass.map else { return false };
     let Some(batch) = tail(a.pass, map, a.pass.end.unwrap_or(u64::MAX)).next() else { return false };
     let (id, at) = a.pass.place(BatchId(batch));
-    let holder = a.pass.windows.get(&id).and_then(|w| w.worker.as_ref()).filter(|h| !d.volatile.is_draining(h));
+    let holder = a.pass.windows.get(&id).and_then(|w| w.worker.as_deref()).filter(|h| !d.volatile.is_draining(h));
     if holder.is_none_or(|h| *h == a.stream.worker)
         && let Some(attempt) = lease_up_to(d, a, id)
     {

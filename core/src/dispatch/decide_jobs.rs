@@ -127,7 +127,7 @@ pub(super) fn join(d: &mut Deciding<'_>, job: &Job, consumer: &ConsumerSettings)
 fn free_rank(job: &Job, consumer: &ConsumerSettings) -> Result<u32> {
     let name = &job.settings.job;
     let world = job.settings.world_size.unwrap_or(1);
-    let holder = |rank: u32| job.consumers.iter().find(|(n, c)| c.rank == Some(rank) && **n != consumer.consumer).map(|(n, _)| n);
+    let holder = |rank: u32| job.consumers.of_rank(rank).find(|n| **n != consumer.consumer);
     let Some(rank) = consumer.rank else {
         if job.settings.is_fixed() {
             return Err(Error::bad_input(format!("job `{name}` gives batches to ranks")).with_remedy("give this consumer's `rank`"));
@@ -240,7 +240,7 @@ pub(super) fn close_stream(d: &mut Deciding<'_>, name: JobName, id: StreamId, cl
 
 /// What the consumer holds is lost.
 pub(super) fn leave(d: &mut Deciding<'_>, name: JobName, consumer: ConsumerName, reason: Reason) {
-    d.volatile.consumers.remove(&(name.clone(), consumer.clone()));
+    d.volatile.forget_consumer(&name, &consumer);
     if d.state.jobs.get(&name).is_some_and(|j| j.consumers.contains_key(&consumer)) {
         d.may_lose(&name);
         d.job_changed(&name);
@@ -322,11 +322,12 @@ pub(super) fn ledger_written(
 ) {
     let work = Work::Ledger(name.clone());
     d.volatile.touch_job(&name);
+    let parts = d.volatile.folding.remove(&name).unwrap_or_default();
     match result {
         Ok(files) => {
             d.volatile.succeeded(&work);
             if d.state.jobs.get(&name).is_some_and(|j| j.incarnation == incarnation && j.next_ledger == number) {
-                for change in reconcile::watermarks(&name, windows, &files, number) {
+                for change in reconcile::watermarks(&name, windows, parts, &files, number) {
                     d.push(change);
                 }
                 d.act(super::event::Action::JobChanged(name));

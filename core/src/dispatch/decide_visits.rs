@@ -1,7 +1,5 @@
 //! Which batches a stream gets, and what becomes of them.
 
-use std::collections::BTreeSet;
-
 use super::decide::{Deciding, is_transient};
 use super::decide_equal;
 use super::decide_jobs::{check_member, find, over};
@@ -9,7 +7,7 @@ use super::entry::{Change, JobEnd};
 use super::event::{Grant, Granted, Reply};
 use super::job_state::{Job, JobPhase, Stream};
 use super::pass_state::Pass;
-use super::spans::VisitState;
+use super::spans::{Span, VisitState};
 use super::state::StreamId;
 use crate::error::{Error, Result};
 use crate::ids::{Attempt, BatchId, ConsumerName, Incarnation, JobName, PassId, WindowId, WorkerName};
@@ -163,10 +161,10 @@ impl Deciding<'_> {
 /// How many more batches a worker may have in flight to acknowledging consumers.
 pub(super) fn room_of(job: &Job, pass: &Pass, stream: &Stream) -> u64 {
     let most = WINDOWS_IN_FLIGHT * pass.batches_per_window();
-    // The job's open batches bound the worker's, and are known without looking at every stream.
+    // The job's open batches bound the worker's.
     let mut held = job.open_visits();
     if held >= most {
-        held = job.streams.values().filter(|s| s.acks && s.worker == stream.worker).map(|s| s.held).sum();
+        held = job.streams.held_on(&stream.worker);
     }
     // A stream that holds nothing always gets one batch, or paused consumers could starve the others.
     most.saturating_sub(held).max(u64::from(stream.held == 0))
@@ -179,38 +177,41 @@ fn reserved(d: &Deciding<'_>, job: &Job, pass: PassId, stream: &Stream) -> u64 {
     if !fed || !d.volatile.reserved_until.contains_key(&job.settings.job) {
         return 0;
     }
-    job.consumers.values().filter(|c| c.fed != Some(pass)).count() as u64
+    job.consumers.unfed(pass)
 }
 
 /// A window with pending batches for the stream's worker: one that it holds, else one that nobody holds who will go on, with the attempt of its
 /// new lease, else another worker's, whose lease stays: grants belong to streams, so the window is only read twice, and no consumer waits for
 /// another worker's.
 fn find_window(d: &Deciding<'_>, a: &Asked<'_>) -> Option<(WindowId, Option<Attempt>)> {
-    let (mut free, mut held) = (None, None);
-    for id in a.pass.available.iter().copied() {
-        let Some(window) = a.pass.windows.get(&id) else { continue };
-        let again = Some((id, Some(Attempt(window.attempt.0 + 1))));
-        match &window.worker {
-            Some(holder) if *holder == a.stream.worker => return Some((id, None)),
-            _ if id >= a.pass.next_window || free.is_some() => {}
-            Some(holder) if !d.volatile.is_draining(holder) => held = held.or(Some((id, None))),
-            _ => free = again,
-        }
+    if let Some(own) = a.job.streams.first_pending(&a.stream.worker, a.pass_id) {
+        return Some((own, None));
     }
-    let fresh = || a.pass.next_fresh(a.pass.next_window).map(|next| (next, Some(Attempt(0))));
-    free.or_else(fresh).or_else(|| held.and_then(|held| forsaken(a).or(Some(held))))
+    let leaving = d.volatile.draining.iter().filter_map(|worker| a.job.streams.first_pending(worker, a.pass_id));
+    let unheld = a.pass.unheld.first().copied().filter(|id| *id < a.pass.next_window);
+    if let Some(free) = leaving.chain(unheld).min() {
+        return Some((free, Some(a.pass.next_attempt(free))));
+    }
+    if let Some(fresh) = a.pass.next_fresh(a.pass.next_window) {
+        return Some((fresh, Some(Attempt(0))));
+    }
+    let held = a.pass.available.first().copied().filter(|id| *id < a.pass.next_window)?;
+    match forsaken(a) {
+        Some(left) => Some((left, Some(a.pass.next_attempt(left)))),
+        None => Some((held, None)),
+    }
 }
 
 /// A window whose holder has no stream left that would take its batches: its consumers went elsewhere, or have what they may have.
-fn forsaken(a: &Asked<'_>) -> Option<(WindowId, Option<Attempt>)> {
-    let wants = |s: &&Stream| {
-        let share = s.rank.and_then(|r| a.pass.ranks.get(r as usize));
-        s.open && share.is_none_or(|share| a.pass.end.is_none_or(|end| share.given < end))
+fn forsaken(a: &Asked<'_>) -> Option<WindowId> {
+    let Some(end) = a.pass.end else { return a.job.streams.first_forsaken(a.pass_id) };
+    let wants = |id: &StreamId| {
+        let stream = a.job.streams.get(id).filter(|s| s.open);
+        stream.is_some_and(|s| s.rank.and_then(|r| a.pass.ranks.get(r as usize)).is_none_or(|share| share.given < end))
     };
-    let served: BTreeSet<&WorkerName> = a.job.streams.values().filter(wants).map(|s| &s.worker).collect();
+    let served = |worker: &WorkerName| a.job.streams.on_worker(worker).iter().any(wants);
     let windows = a.pass.available.iter().filter_map(|id| Some((*id, a.pass.windows.get(id)?)));
-    let mut left = windows.filter(|(_, w)| w.worker.as_ref().is_none_or(|h| !served.contains(h)));
-    left.next().map(|(id, w)| (id, Some(Attempt(w.attempt.0 + 1))))
+    windows.filter(|(_, w)| !w.worker.as_deref().is_some_and(served)).map(|(id, _)| id).next()
 }
 
 pub(super) fn sent(d: &mut Deciding<'_>, name: JobName, id: StreamId, pass_id: PassId, mut batches: Vec<(BatchId, u64)>) -> Result<()> {
@@ -283,6 +284,7 @@ pub(super) fn acknowledgeable(
                 }
             }
             Some(_) => {}
+            None if pass.visit(batch).is_some_and(Span::is_folded) => {}
             // It is in the ledger, or went back and may be another's by now: too late to count.
             _ if pass.is_in_ledger(pass.place(batch).0) || job.settings.redelivers() => {}
             // It was repeated, and the pass is over: nobody remembers repetitions.

@@ -265,6 +265,9 @@ pub enum Change {
         job: JobName,
         pass: PassId,
         windows: Vec<WindowId>,
+        /// Of windows that stay, the acknowledged batches `[from, to)` that those files hold too.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        parts: Vec<(WindowId, Vec<(u32, u32)>)>,
         ledger: Vec<String>,
         number: u64,
     },
@@ -307,6 +310,17 @@ impl Entry {
     }
 }
 
+/// States up to this size are written down after a fixed number of entries.
+const SMALL_STATE: usize = 1 << 20;
+/// What an entry weighs against a state.
+const ENTRY_BYTES: u64 = 256;
+
+/// After how many entries a state that was `state_bytes` long when it was last written down is written again: `least`, and more where it is large, so
+/// that neither writing states nor reading entries back costs much more than the other.
+pub fn entries_per_state(least: u64, state_bytes: usize) -> u64 {
+    least.max(state_bytes.saturating_sub(SMALL_STATE) as u64 / ENTRY_BYTES)
+}
+
 /// Shared values in the state are stored as what they point to.
 pub(super) mod arc {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -318,5 +332,21 @@ pub(super) mod arc {
 
     pub(in super::super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<T>, D::Error> {
         T::deserialize(deserializer).map(Arc::new)
+    }
+}
+
+/// The same where there may be none.
+pub(super) mod arc_option {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use std::sync::Arc;
+
+    pub(in super::super) fn serialize<T: Serialize, S: Serializer>(value: &Option<Arc<T>>, serializer: S) -> Result<S::Ok, S::Error> {
+        value.as_deref().serialize(serializer)
+    }
+
+    pub(in super::super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Arc<T>>, D::Error> {
+        Ok(Option::<T>::deserialize(deserializer)?.map(Arc::new))
     }
 }

@@ -6,7 +6,7 @@ use std::fmt;
 use super::job_state::{Job, JobPhase};
 use super::pass_state::{Counts, Pass};
 use super::run_state::{EpochPhase, Run};
-use super::spans::{Mark, Reason, VisitState};
+use super::spans::{Mark, Reason, Span, VisitState};
 use super::state::State;
 use crate::ids::{JobName, PassId, WindowId};
 use crate::job::Assignment;
@@ -62,6 +62,25 @@ fn check_job(name: &JobName, job: &Job) -> Result<(), Violation> {
     if matches!(job.phase, JobPhase::Ended { .. }) && job.open_visits() > 0 {
         return fail("I2", format!("job `{name}` ended with open visits"));
     }
+    check_derived(name, job)
+}
+
+/// I5: what is derived is what a leader that reads the state now would derive.
+fn check_derived(name: &JobName, job: &Job) -> Result<(), Violation> {
+    let mut again = job.clone();
+    again.reindex();
+    if again.consumers.recounted() != job.consumers {
+        return fail("I5", format!("the counts of job `{name}` about its consumers are wrong: {:?}", job.consumers));
+    }
+    if again.streams.recounted() != job.streams {
+        return fail("I5", format!("the indexes of job `{name}` are wrong: {:?}, and made again {:?}", job.streams, again.streams));
+    }
+    for ((id, new), kept) in again.passes.iter().zip(job.passes.values()) {
+        let derived = |p: &Pass| (p.id, p.unheld.clone(), p.held_acks, p.foldable);
+        if derived(new) != derived(kept) {
+            return fail("I5", format!("the indexes of pass {id} of job `{name}` are wrong: {:?}, not {:?}", derived(kept), derived(new)));
+        }
+    }
     Ok(())
 }
 
@@ -98,11 +117,11 @@ fn check_pass(name: &JobName, job: &Job, id: PassId, pass: &Pass) -> Result<(), 
                 return fail("I2", format!("{}: a {} batch has no reason", place(*window_id), span.state.as_str()));
             }
         }
-        if counts != window.counts {
-            return fail("I2", format!("{}: counted {counts:?}, kept {:?}", place(*window_id), window.counts));
+        if counts != window.counts() {
+            return fail("I2", format!("{}: counted {counts:?}, kept {:?}", place(*window_id), window.counts()));
         }
         let indexed = (pass.available.contains(window_id), pass.closed.contains(window_id));
-        if indexed != (window.pending() > 0, pass.may_forget(window)) {
+        if indexed != (window.pending() > 0, window.may_forget(pass.exactly_once)) {
             return fail("I2", format!("{}: its indexes are wrong", place(*window_id)));
         }
         sum = sum.plus(&counts);
@@ -177,7 +196,8 @@ pub fn check_step(before: &State, after: &State) -> Result<(), Violation> {
                     for at in [span.from, span.to - 1] {
                         // With redelivery on it may return to pending, and only from there to another.
                         let returned = new.settings.redelivers() && !matches!(span.state, VisitState::Lost | VisitState::Dropped);
-                        let kept = now.spans.get(at).map_or(returned, |s| s.stream == span.stream);
+                        let folded = span.state == VisitState::Acknowledged && now.spans.get(at).is_some_and(Span::is_folded);
+                        let kept = folded || now.spans.get(at).map_or(returned, |s| s.stream == span.stream);
                         if !kept {
                             return fail("I1", format!("place {at} of window {window_id} of pass {id} of job `{name}` changed hands"));
                         }

@@ -1,16 +1,18 @@
 //! Jobs as they stand: consumers, streams, passes, windows and their open visits.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::commit_state::{CommitRecord, Restored};
+use super::consumers::Consumers;
 use super::entry::JobEnd;
 use super::pass_state::{Counts, Pass, PassShape};
 use super::ranges::Ranges;
 use super::state::StreamId;
+use super::streams::Streams;
 use crate::error::{Error, Result};
-use crate::ids::{ConsumerName, EpochId, Incarnation, PassId, Session, WorkerName};
+use crate::ids::{ConsumerName, EpochId, Incarnation, PassId, Session, WindowId, WorkerName};
 use crate::job::{JobSettings, Passes};
 
 /// One trainer process that takes part now.
@@ -53,6 +55,27 @@ pub struct Stream {
     /// Its consumer's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
+    /// Visits and repetitions in the state that name it.
+    #[serde(skip)]
+    pub(super) named: u64,
+    /// Windows where it has visits that may still move, in order, and how many.
+    #[serde(skip)]
+    pub(super) movable: Vec<(PassId, WindowId, u32)>,
+}
+
+impl Stream {
+    pub(super) fn shift_movable(&mut self, pass: PassId, window: WindowId, more: i64) {
+        let more = |n: u32| u32::try_from(i64::from(n).saturating_add(more)).unwrap_or(0);
+        match self.movable.binary_search_by_key(&(pass, window), |(p, w, _)| (*p, *w)) {
+            Ok(index) => {
+                self.movable[index].2 = more(self.movable[index].2);
+                if self.movable[index].2 == 0 {
+                    self.movable.remove(index);
+                }
+            }
+            Err(index) => self.movable.insert(index, (pass, window, more(0))),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,6 +92,7 @@ pub enum JobPhase {
 
 /// A named group of consumers with one plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub struct Job {
     #[serde(with = "super::entry::arc")]
     pub settings: Arc<JobSettings>,
@@ -77,8 +101,8 @@ pub struct Job {
     pub epochs: Vec<EpochId>,
     pub phase: JobPhase,
     pub created_ms: i64,
-    pub consumers: BTreeMap<ConsumerName, Consumer>,
-    pub streams: BTreeMap<StreamId, Stream>,
+    pub consumers: Consumers,
+    pub streams: Streams,
     /// Passes started and ended so far, by place in the sequence; at most one is started and not ended, but where ranks go at their own pace.
     pub started: u32,
     pub ended: u32,
@@ -116,7 +140,30 @@ pub struct Job {
     pub dropped_ranks: BTreeSet<u32>,
 }
 
+impl Serialize for Job {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Self::serialize(self, serializer)
+    }
+}
+
+/// What is derived is not written down: it is made again here.
+impl<'de> Deserialize<'de> for Job {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut job = Self::deserialize(deserializer)?;
+        job.reindex();
+        Ok(job)
+    }
+}
+
 impl Job {
+    /// Makes everything that is derived again.
+    pub(super) fn reindex(&mut self) {
+        self.streams.reset();
+        for (id, pass) in &mut self.passes {
+            pass.reindex(*id, &mut self.streams);
+        }
+    }
+
     pub(super) fn new(settings: JobSettings, epochs: Vec<EpochId>, incarnation: Incarnation, at_ms: i64) -> Self {
         Self {
             settings: Arc::new(settings),
@@ -124,8 +171,8 @@ impl Job {
             epochs,
             phase: JobPhase::Open,
             created_ms: at_ms,
-            consumers: BTreeMap::new(),
-            streams: BTreeMap::new(),
+            consumers: Consumers::default(),
+            streams: Streams::default(),
             started: 0,
             ended: 0,
             passes: BTreeMap::new(),
@@ -145,7 +192,7 @@ impl Job {
 
     /// Some consumer made its call of the commit that is open.
     pub fn is_committing(&self) -> bool {
-        self.consumers.values().any(|c| c.called == Some(self.next_commit))
+        self.consumers.called(self.next_commit) > 0
     }
 
     /// The place of a pass in the job's sequence.

@@ -23,6 +23,7 @@ mod apply_commits;
 mod apply_jobs;
 mod apply_visits;
 mod commit_state;
+mod consumers;
 mod decide;
 mod decide_commits;
 mod decide_equal;
@@ -44,13 +45,15 @@ mod report;
 mod run_state;
 mod spans;
 mod state;
+mod streams;
 mod volatile;
 
 pub use apply::apply;
 pub use commit_state::{CommitRecord, CommittedPass, Restored, Token};
+pub use consumers::Consumers;
 pub use decide::decide;
 pub use digests::Digests;
-pub use entry::{Change, ENTRY_VERSION, Entry, JobEnd};
+pub use entry::{Change, ENTRY_VERSION, Entry, JobEnd, entries_per_state};
 pub use event::{
     Action, CommitOutcome, CommitRequest, Decision, Event, Grant, Granted, OpenedJob, PassAnswer, Reply, RunProgress, RunRequest, RunState,
     RunStatus, StoredDataset, Taken, TaskLease,
@@ -67,6 +70,7 @@ pub use report::{
 pub use run_state::{Dataset, EpochPhase, EpochRun, Quarantined, Run, RunPhase, RunSpec, Staged, Task, TaskFailure};
 pub use spans::{Mark, Reason, Span, VisitState};
 pub use state::{RunId, State, StreamId};
+pub use streams::Streams;
 pub use volatile::{Now, Volatile, Work};
 
 #[cfg(test)]

@@ -2,23 +2,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::job_state::Stream;
 use super::map::{Layout, Map};
-use super::pass_state::{Counts, Pass, PassShape, RankShare, Tally, Window};
+use super::pass_state::{Counts, Pass, PassShape, RankShare, Share, Tally, Window};
 use super::ranges::Ranges;
-use super::spans::{Mark, Reason, Span, VisitState};
-use super::state::StreamId;
-use crate::ids::{BatchId, WindowId};
+use super::spans::{Fate, Mark, Reason, Span, VisitState};
+use super::streams::Streams;
+use crate::ids::{Attempt, BatchId, PassId, WindowId, WorkerName};
 use crate::job::{Assignment, End, JobSettings, Steps, Visitation};
 
 impl Pass {
     /// A pass that begins; `ranks` where the job has ranks, `taken` what earlier incarnations did of it.
-    pub(super) fn new(shape: PassShape, settings: &JobSettings, ranks: Option<Vec<u32>>, taken: &Ranges, at_ms: i64) -> Self {
+    pub(super) fn new(id: PassId, shape: PassShape, settings: &JobSettings, ranks: Option<Vec<u32>>, taken: &Ranges, at_ms: i64) -> Self {
         let batches = shape.rows.div_ceil(settings.batch_size.max(1));
         let fixed = settings.assignment != Assignment::Dynamic;
         let first = if fixed { taken.end_of(0).unwrap_or(0).min(batches) } else { 0 };
         let shares = ranks.as_ref().map_or(0, |r| r.iter().max().map_or(0, |m| *m as usize + 1));
         let mut pass = Self {
+            id,
             shape,
             batches,
             deliverable: batches,
@@ -27,6 +27,9 @@ impl Pass {
             available: BTreeSet::new(),
             closed: BTreeSet::new(),
             closed_batches: 0,
+            unheld: BTreeSet::new(),
+            held_acks: 0,
+            foldable: 0,
             counts: Counts::default(),
             ledger: Counts::default(),
             ended: false,
@@ -51,6 +54,8 @@ impl Pass {
     fn take(&mut self, taken: &Ranges, at_ms: i64) {
         let per = self.batches_per_window();
         let batches = self.batches;
+        // Nobody holds anything of it yet.
+        let none = &mut Streams::default();
         for (from, to) in taken.iter().map(|(from, to)| (from, to.min(batches))).filter(|(from, to)| from < to) {
             self.taken.insert(from, to);
             let first = from.div_ceil(per) * per;
@@ -58,10 +63,10 @@ impl Pass {
             if first < last {
                 self.counts.acknowledged += last - first;
                 self.ledger.acknowledged += last - first;
-                self.cover(from..first, VisitState::Acknowledged, None, at_ms);
-                self.cover(last..to, VisitState::Acknowledged, None, at_ms);
+                self.cover(none, from..first, VisitState::Acknowledged, None, at_ms);
+                self.cover(none, last..to, VisitState::Acknowledged, None, at_ms);
             } else {
-                self.cover(from..to, VisitState::Acknowledged, None, at_ms);
+                self.cover(none, from..to, VisitState::Acknowledged, None, at_ms);
             }
         }
     }
@@ -82,20 +87,80 @@ impl Pass {
         all.extend((0..whole).rev().filter(untaken).take(usize::try_from(left_over).unwrap_or(usize::MAX)));
         self.deliverable = all.first().copied().unwrap_or(self.batches);
         for batch in all {
-            self.cover(batch..batch + 1, VisitState::Dropped, Some(Reason::EndOfPass), at_ms);
+            self.cover(&mut Streams::default(), batch..batch + 1, VisitState::Dropped, Some(Reason::EndOfPass), at_ms);
         }
     }
 
     /// Gives batches that nobody was granted a final state.
-    pub(super) fn cover(&mut self, batches: std::ops::Range<u64>, state: VisitState, reason: Option<Reason>, at_ms: i64) {
+    pub(super) fn cover(
+        &mut self,
+        streams: &mut Streams,
+        batches: std::ops::Range<u64>,
+        state: VisitState,
+        reason: Option<Reason>,
+        at_ms: i64,
+    ) {
         let mark = if state == VisitState::Acknowledged { Mark::Committed } else { Mark::Open };
         for batch in batches {
             let (id, at) = self.place(BatchId(batch));
-            let size = self.window_size(id);
-            self.windows.entry(id).or_insert_with(|| Window::new(size));
+            self.begin_window(streams, id);
             let span = Span { from: at, to: at + 1, state, stream: None, at_ms, reason, mark };
-            self.change(&mut BTreeMap::new(), id, |window, tally| window.spans.cover(span, tally));
+            self.change(streams, id, |window, tally| window.spans.cover(span, tally));
         }
+    }
+
+    /// A window gets its place in the state.
+    pub(super) fn begin_window(&mut self, streams: &mut Streams, id: WindowId) {
+        if !self.windows.contains_key(&id) {
+            self.windows.insert(id, Box::new(Window::new(self.window_size(id))));
+            self.refresh(streams, id);
+        }
+    }
+
+    pub(super) fn lease(&mut self, streams: &mut Streams, id: WindowId, worker: &WorkerName, attempt: Attempt) {
+        self.begin_window(streams, id);
+        self.unlease(streams, id);
+        let worker = streams.intern(worker);
+        let Some(window) = self.windows.get_mut(&id) else { return };
+        (window.worker, window.attempt) = (Some(worker.clone()), attempt);
+        streams.lease(&worker, (self.id, id), window.pending() > 0);
+        self.unheld.remove(&id);
+        self.next_window = self.next_window.max(WindowId(id.0 + 1));
+    }
+
+    /// Visits of an open window are in the ledger: of acknowledged ones it is enough to know that they are.
+    pub(super) fn fold(&mut self, streams: &mut Streams, id: WindowId, parts: &[(u32, u32)]) {
+        self.change(streams, id, |window, tally| {
+            let mut moved = 0;
+            for (from, to) in parts {
+                window.digests.forget(*from, *to);
+                moved +=
+                    window.spans.turn(*from, *to, 0, tally, |s| if s.state == VisitState::Acknowledged { Fate::Fold } else { Fate::Keep });
+            }
+            window.spans.shrink();
+            moved
+        });
+    }
+
+    /// The next worker that asks may take it.
+    pub(super) fn unlease(&mut self, streams: &mut Streams, id: WindowId) {
+        let Some(window) = self.windows.get_mut(&id) else { return };
+        if let Some(worker) = window.worker.take() {
+            streams.unlease(&worker, (self.id, id));
+            if window.pending() > 0 {
+                self.unheld.insert(id);
+            }
+        }
+    }
+
+    /// A window leaves the state.
+    pub(super) fn remove_window(&mut self, streams: &mut Streams, id: WindowId) -> Option<Box<Window>> {
+        self.unlease(streams, id);
+        let window = self.windows.remove(&id)?;
+        self.foldable = self.foldable.saturating_sub(window.foldable(self.exactly_once));
+        streams.forget_visits((self.id, id), window.spans.iter(), self.exactly_once);
+        self.refresh(streams, id);
+        Some(window)
     }
 
     pub fn batches_per_window(&self) -> u64 {
@@ -175,6 +240,11 @@ impl Pass {
         None
     }
 
+    /// Of a window's next lease.
+    pub(super) fn next_attempt(&self, id: WindowId) -> Attempt {
+        Attempt(self.windows.get(&id).map_or(0, |w| w.attempt.0 + 1))
+    }
+
     pub fn pending(&self) -> u64 {
         self.batches - self.counts.total()
     }
@@ -189,27 +259,27 @@ impl Pass {
     }
 
     /// Lets `f` change a window's spans, then carries that over to the counts of the pass, its indexes, and what streams and ranks have.
-    pub(super) fn change(
-        &mut self,
-        streams: &mut BTreeMap<StreamId, Stream>,
-        id: WindowId,
-        f: impl FnOnce(&mut Window, &mut Tally) -> u64,
-    ) -> u64 {
+    pub(super) fn change(&mut self, streams: &mut Streams, id: WindowId, f: impl FnOnce(&mut Window, &mut Tally) -> u64) -> u64 {
         let Some(window) = self.windows.get_mut(&id) else { return 0 };
-        let before = window.counts;
-        let mut tally = Tally::start(before, window.uncommitted);
+        let (before, foldable) = (window.counts(), window.foldable(self.exactly_once));
+        let stood = self.available.contains(&id);
+        let mut tally = Tally::start(before, window.uncommitted(), self.exactly_once);
         let moved = f(window, &mut tally);
         let after = tally.counts();
-        (window.counts, window.uncommitted) = (after, tally.uncommitted);
+        window.set_counts(&tally);
+        self.foldable = (self.foldable + window.foldable(self.exactly_once)).saturating_sub(foldable);
+        let (pending, closed) = (window.pending() > 0, window.may_forget(self.exactly_once));
         for state in [VisitState::Granted, VisitState::Sent, VisitState::Acknowledged, VisitState::Lost, VisitState::Dropped] {
             let (mut from, mut to) = (before, after);
             self.counts.remove(state, *from.slot(state));
             self.counts.add(state, *to.slot(state));
         }
         for (stream, share) in &tally.streams {
-            let Some(stream) = streams.get_mut(stream) else { continue };
-            stream.held = stream.held.saturating_add_signed(share.held);
-            if let Some(rank) = stream.rank.and_then(|r| self.ranks.get_mut(r as usize)) {
+            let Some((rank, acks)) = streams.shift(*stream, (self.id, id), share) else { continue };
+            if acks {
+                self.held_acks = self.held_acks.saturating_add_signed(share.held);
+            }
+            if let Some(rank) = rank.and_then(|r| self.ranks.get_mut(r as usize)) {
                 rank.given = rank.given.saturating_add_signed(share.given);
                 rank.lost = rank.lost.saturating_add_signed(share.lost);
             }
@@ -218,7 +288,9 @@ impl Pass {
         if self.rounds {
             self.advance_lead();
         }
-        self.refresh(id);
+        if pending != stood || closed != self.closed.contains(&id) {
+            self.refresh(streams, id);
+        }
         moved
     }
 
@@ -250,17 +322,23 @@ impl Pass {
         }
     }
 
-    /// Keeps the two indexes of a window right.
-    pub(super) fn refresh(&mut self, id: WindowId) {
+    /// Keeps the indexes of a window right.
+    fn refresh(&mut self, streams: &mut Streams, id: WindowId) {
         let window = self.windows.get(&id);
         let pending = window.is_some_and(|w| w.pending() > 0);
-        let closed = window.is_some_and(|w| self.may_forget(w));
+        let closed = window.is_some_and(|w| w.may_forget(self.exactly_once));
+        let holder = window.and_then(|w| w.worker.clone());
         let size = u64::from(self.window_size(id));
         if pending {
-            self.available.insert(id)
+            self.available.insert(id);
         } else {
-            self.available.remove(&id)
-        };
+            self.available.remove(&id);
+        }
+        match holder {
+            Some(worker) => streams.pend(&worker, (self.id, id), pending),
+            None if pending => drop(self.unheld.insert(id)),
+            None => drop(self.unheld.remove(&id)),
+        }
         if closed && self.closed.insert(id) {
             self.closed_batches += size;
         } else if !closed && self.closed.remove(&id) {
@@ -268,15 +346,45 @@ impl Pass {
         }
     }
 
-    /// Every visit of the window is final, and nothing may return.
-    pub(super) fn may_forget(&self, window: &Window) -> bool {
-        window.is_closed() && !(self.exactly_once && window.uncommitted > 0)
+    /// Makes what is derived from the windows and repetitions again, here and in the job's streams.
+    pub(super) fn reindex(&mut self, id: PassId, streams: &mut Streams) {
+        (self.id, self.held_acks, self.foldable) = (id, 0, 0);
+        self.unheld = BTreeSet::new();
+        let exactly_once = self.exactly_once;
+        for (window_id, window) in &mut self.windows {
+            let place = (id, *window_id);
+            let is_pending = window.pending() > 0;
+            window.recount();
+            self.foldable += window.foldable(exactly_once);
+            match &mut window.worker {
+                Some(worker) => {
+                    *worker = streams.intern(worker);
+                    streams.lease(worker, place, is_pending);
+                }
+                None if is_pending => drop(self.unheld.insert(*window_id)),
+                None => {}
+            }
+            let mut tally = Tally::start(Counts::default(), 0, exactly_once);
+            window.spans.iter().for_each(|span| tally.add(span, u64::from(span.to - span.from)));
+            for (stream, share) in &tally.streams {
+                let kept = Share { held: 0, ..*share };
+                if let Some((_, true)) = streams.shift(*stream, place, &kept) {
+                    self.held_acks = self.held_acks.saturating_add_signed(share.held);
+                }
+            }
+        }
+        for pad in &self.pads {
+            streams.name(pad.stream, 1);
+        }
     }
 
     /// Bytes of memory for its windows and their visits: the nodes of the maps are about three quarters full.
     pub fn memory(&self) -> usize {
         let nodes = |n: usize, bytes: usize| n * bytes * 4 / 3;
-        let windows = self.windows.values().map(Window::memory).sum::<usize>() + nodes(self.windows.len(), size_of::<(WindowId, Window)>());
-        windows + nodes(self.available.len() + self.closed.len(), size_of::<WindowId>()) + self.taken.parts() * size_of::<(u64, u64)>()
+        let windows = self.windows.values().map(|w| w.memory()).sum::<usize>()
+            + nodes(self.windows.len(), size_of::<(WindowId, Box<Window>)>() + size_of::<Window>());
+        windows
+            + nodes(self.available.len() + self.unheld.len() + self.closed.len(), size_of::<WindowId>())
+            + self.taken.parts() * size_of::<(u64, u64)>()
     }
 }

@@ -2,13 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::digests::Digests;
 use super::map::Map;
 use super::ranges::Ranges;
 use super::spans::{Mark, Span, Spans, VisitState};
 use super::state::StreamId;
-use crate::ids::{Attempt, BatchId, EpochId, VersionId, WindowId, WorkerName};
+use crate::ids::{Attempt, BatchId, EpochId, PassId, VersionId, WindowId, WorkerName};
 
 /// How many batches are in each state; pending ones are what is left of the total.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -65,9 +66,15 @@ impl Counts {
 pub(super) struct Tally {
     counts: Counts,
     pub(super) uncommitted: u64,
+    /// Of the acknowledged ones: what more the ledger has.
+    pub(super) folded: i64,
+    /// An acknowledged batch may return until it is committed.
+    returns: bool,
     pub(super) streams: Vec<(StreamId, Share)>,
     /// Places that are pending again.
     pub(super) returned: Vec<(u32, u32)>,
+    /// Places whose state changed.
+    pub(super) moved: Vec<(u32, u32)>,
 }
 
 /// How a stream's share of the visits changed.
@@ -78,11 +85,15 @@ pub(super) struct Share {
     /// Granted, sent and acknowledged.
     pub given: i64,
     pub lost: i64,
+    /// All that name it.
+    pub named: i64,
+    /// Those that something else than a report may move.
+    pub movable: i64,
 }
 
 impl Tally {
-    pub(super) fn start(counts: Counts, uncommitted: u64) -> Self {
-        Self { counts, uncommitted, ..Self::default() }
+    pub(super) fn start(counts: Counts, uncommitted: u64, returns: bool) -> Self {
+        Self { counts, uncommitted, returns, ..Self::default() }
     }
 
     pub(super) fn counts(&self) -> Counts {
@@ -101,15 +112,49 @@ impl Tally {
         self.share(span, -i64::try_from(n).unwrap_or(i64::MAX));
     }
 
-    fn share(&mut self, span: &Span, n: i64) {
+    /// What a stream was given stays given.
+    pub(super) fn fold(&mut self, span: &Span, n: u64) {
+        let uncommitted = is_uncommitted(span);
+        self.uncommitted = self.uncommitted.saturating_sub(if uncommitted { n } else { 0 });
+        let n = i64::try_from(n).unwrap_or(i64::MAX);
+        let returns = self.returns && uncommitted;
         let Some(stream) = span.stream else { return };
-        let share = match span.state {
-            VisitState::Granted | VisitState::Sent => Share { held: n, given: n, lost: 0 },
-            VisitState::Acknowledged => Share { held: 0, given: n, lost: 0 },
-            VisitState::Lost => Share { held: 0, given: 0, lost: n },
-            VisitState::Dropped => Share::default(),
+        self.folded += n;
+        let share = self.share_of(stream);
+        share.named -= n;
+        share.movable -= if returns { n } else { 0 };
+    }
+
+    fn share_of(&mut self, stream: StreamId) -> &mut Share {
+        let last = self.streams.len().wrapping_sub(1);
+        let index = if self.streams.get(last).is_some_and(|(id, _)| *id == stream) { last } else { self.streams.len() };
+        if index == self.streams.len() {
+            self.streams.push((stream, Share::default()));
+        }
+        &mut self.streams[index].1
+    }
+
+    fn share(&mut self, span: &Span, n: i64) {
+        let Some(stream) = span.stream else {
+            self.folded += if span.is_folded() { n } else { 0 };
+            return;
         };
-        self.streams.push((stream, share));
+        let returns = self.returns && is_uncommitted(span);
+        let share = self.share_of(stream);
+        share.named += n;
+        match span.state {
+            VisitState::Granted | VisitState::Sent => {
+                share.held += n;
+                share.given += n;
+                share.movable += n;
+            }
+            VisitState::Acknowledged => {
+                share.given += n;
+                share.movable += if returns { n } else { 0 };
+            }
+            VisitState::Lost => share.lost += n,
+            VisitState::Dropped => {}
+        }
     }
 }
 
@@ -132,25 +177,40 @@ pub struct PassShape {
     pub selection: Option<String>,
 }
 
-/// One window with its visits.
+/// One window with its visits. There are many, so what is counted is counted in 32 bits, and a worker's name is there once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Window {
     /// Of the newest lease.
     pub attempt: Attempt,
     /// Who has the lease; null when it was taken back.
-    pub worker: Option<WorkerName>,
+    #[serde(with = "super::entry::arc_option")]
+    pub worker: Option<Arc<WorkerName>>,
     pub size: u32,
     pub spans: Spans,
     /// Digests of sent batches by their place in the window, in order.
     #[serde(default, skip_serializing_if = "Digests::is_empty")]
     pub digests: Digests,
-    pub(super) counts: Counts,
+    #[serde(rename = "counts")]
+    tallied: SmallCounts,
     /// Acknowledged batches that are in no commit.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub(super) uncommitted: u64,
+    uncommitted: u32,
+    /// Acknowledged batches that are in the ledger already.
+    #[serde(skip)]
+    folded: u32,
 }
 
-fn is_zero(n: &u64) -> bool {
+/// [`Counts`] of a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+struct SmallCounts {
+    granted: u32,
+    sent: u32,
+    acknowledged: u32,
+    lost: u32,
+    dropped: u32,
+}
+
+fn is_zero(n: &u32) -> bool {
     *n == 0
 }
 
@@ -162,22 +222,60 @@ impl Window {
             size,
             spans: Spans::default(),
             digests: Digests::default(),
-            counts: Counts::default(),
+            tallied: SmallCounts::default(),
             uncommitted: 0,
+            folded: 0,
         }
     }
 
-    pub fn counts(&self) -> &Counts {
-        &self.counts
+    pub fn counts(&self) -> Counts {
+        let SmallCounts { granted, sent, acknowledged, lost, dropped } = self.tallied;
+        Counts { granted: granted.into(), sent: sent.into(), acknowledged: acknowledged.into(), lost: lost.into(), dropped: dropped.into() }
+    }
+
+    /// None of these is above the window's size.
+    pub(super) fn set_counts(&mut self, tally: &Tally) {
+        let (counts, uncommitted) = (tally.counts, tally.uncommitted);
+        let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+        self.tallied = SmallCounts {
+            granted: small(counts.granted),
+            sent: small(counts.sent),
+            acknowledged: small(counts.acknowledged),
+            lost: small(counts.lost),
+            dropped: small(counts.dropped),
+        };
+        self.uncommitted = small(uncommitted);
+        self.folded = small(u64::from(self.folded).saturating_add_signed(tally.folded));
+    }
+
+    /// Of a state that was read.
+    pub(super) fn recount(&mut self) {
+        let folded = self.spans.iter().filter(|s| s.is_folded()).map(|s| s.to - s.from).sum();
+        self.folded = folded;
+    }
+
+    /// Acknowledged batches that the ledger may take before the whole window is closed.
+    pub(super) fn foldable(&self, exactly_once: bool) -> u64 {
+        if self.may_forget(exactly_once) {
+            return 0;
+        }
+        let returns = if exactly_once { self.uncommitted } else { 0 };
+        u64::from(self.tallied.acknowledged.saturating_sub(self.folded).saturating_sub(returns))
+    }
+
+    /// Where those are; `all`: those that are in no commit too.
+    pub(super) fn foldable_parts(&self, all: bool) -> impl Iterator<Item = (u32, u32)> {
+        let may = move |s: &&Span| s.state == VisitState::Acknowledged && s.stream.is_some() && (all || s.mark == Mark::Committed);
+        self.spans.iter().filter(may).map(|s| (s.from, s.to))
     }
 
     pub fn pending(&self) -> u64 {
-        u64::from(self.size) - self.counts.total()
+        u64::from(self.size) - self.counts().total()
     }
 
     /// Every visit is final.
     pub fn is_closed(&self) -> bool {
-        self.pending() == 0 && self.counts.open() == 0
+        self.pending() == 0 && self.counts().open() == 0
     }
 
     pub fn digest(&self, at: u32) -> Option<u64> {
@@ -185,18 +283,26 @@ impl Window {
     }
 
     pub fn uncommitted(&self) -> u64 {
-        self.uncommitted
+        self.uncommitted.into()
+    }
+
+    /// Every visit is final, and nothing may return.
+    pub(super) fn may_forget(&self, exactly_once: bool) -> bool {
+        self.is_closed() && !(exactly_once && self.uncommitted > 0)
     }
 
     /// Bytes of memory behind it.
     pub(super) fn memory(&self) -> usize {
-        self.spans.memory() + self.digests.memory() + self.worker.as_ref().map_or(0, |w| w.0.capacity())
+        self.spans.memory() + self.digests.memory()
     }
 }
 
 /// One traversal, from the decision to start it until all of it is in the ledger.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Pass {
+    /// Its own id.
+    #[serde(skip)]
+    pub(super) id: PassId,
     pub shape: PassShape,
     /// All batches, dropped ones included.
     pub batches: u64,
@@ -205,13 +311,22 @@ pub struct Pass {
     /// Windows below this have been leased.
     pub next_window: WindowId,
     /// Windows with visits that are not in the ledger, and windows with a lease.
-    pub windows: BTreeMap<WindowId, Window>,
+    pub windows: BTreeMap<WindowId, Box<Window>>,
     /// Of those, the ones with pending batches.
     pub(super) available: BTreeSet<WindowId>,
+    /// Of those, the ones that nobody has the lease of.
+    #[serde(skip)]
+    pub(super) unheld: BTreeSet<WindowId>,
     /// Of those, the ones whose visits are all final.
     pub(super) closed: BTreeSet<WindowId>,
     /// Batches of those.
     pub(super) closed_batches: u64,
+    /// Batches that acknowledging streams hold.
+    #[serde(skip)]
+    pub(super) held_acks: u64,
+    /// Acknowledged batches in windows that are not closed, and not in the ledger.
+    #[serde(skip)]
+    pub(super) foldable: u64,
     /// Of the whole pass, the ledger's part included.
     pub counts: Counts,
     /// What is in the ledger.

@@ -1,22 +1,23 @@
 //! What is due: timers that ran out, commits to prepare or to finish, passes to plan, visits to move to the ledger, jobs to end. Everything
 //! here follows from the state, so that a new leader takes up whatever its predecessor left.
 
+use std::collections::BTreeMap;
+
+use super::apply_jobs::WindowParts;
 use super::decide::{self, Deciding};
 use super::entry::{Change, JobEnd};
 use super::event::{Action, CommitRequest};
 use super::job_state::{Job, JobPhase};
 use super::pass_state::Pass;
-use super::report::window_rows;
+use super::report::{part_rows, window_rows};
 use super::run_state::Run;
 use super::spans::Reason;
 use super::volatile::{Life, Work};
 use super::{decide_commits, decide_equal, decide_jobs};
 use crate::error::{Error, Kind};
-use crate::ids::{BatchId, DatasetName, EpochId, JobName, PassId, WindowId};
+use crate::ids::{BatchId, ConsumerName, DatasetName, EpochId, JobName, PassId, WindowId};
 use crate::job::{Assignment, End, RankLost};
 
-/// Visits that make a ledger file worth writing; fewer wait for [`LEDGER_AGE_MS`], the end of their pass or of their job.
-const LEDGER_BATCHES: u64 = 4_096;
 /// At most this many visits go into one file.
 const LEDGER_MOST: u64 = 65_536;
 const LEDGER_AGE_MS: u64 = 5_000;
@@ -62,15 +63,9 @@ fn expire_consumers(d: &mut Deciding<'_>) {
         if matches!(job.phase, JobPhase::Ended { .. }) {
             continue;
         }
-        let streaming: std::collections::BTreeSet<_> = job.streams.values().filter(|s| s.open).map(|s| &s.consumer).collect();
-        for consumer in job.consumers.keys() {
-            let key = (name.clone(), consumer.clone());
-            let end = d.volatile.consumers.get(&key).copied();
-            if streaming.contains(consumer) || end.is_none() {
-                d.volatile.consumers.insert(key, now.mono_ms + d.volatile.term_ms);
-            } else if end.is_some_and(|end| end <= now.mono_ms) {
-                decide_jobs::leave(d, name.clone(), consumer.clone(), Reason::ConsumerDied);
-            }
+        let over = renew(d, name, job);
+        for consumer in over {
+            decide_jobs::leave(d, name.clone(), consumer.clone(), Reason::ConsumerDied);
         }
         if !job.consumers.is_empty() || job.phase != JobPhase::Open {
             d.volatile.idle_since.remove(name);
@@ -85,6 +80,23 @@ fn expire_consumers(d: &mut Deciding<'_>) {
     }
 }
 
+/// Renews the leases of consumers that have an open stream, or are new here; returns those whose lease is over.
+fn renew<'a>(d: &mut Deciding<'_>, name: &JobName, job: &'a Job) -> Vec<&'a ConsumerName> {
+    let (now, end) = (d.now.mono_ms, d.now.mono_ms + d.volatile.term_ms);
+    let (mut new, mut over) = (Vec::new(), Vec::new());
+    let known = d.volatile.consumers.entry(name.clone()).or_default();
+    for consumer in job.consumers.keys() {
+        match known.get_mut(consumer) {
+            Some(until) if job.streams.has_open(consumer) => *until = end,
+            Some(until) if *until <= now => over.push(consumer),
+            Some(_) => {}
+            None => new.push(consumer.clone()),
+        }
+    }
+    known.extend(new.into_iter().map(|consumer| (consumer, end)));
+    over
+}
+
 /// `rank_lost` of jobs in rounds: a rank that was there and is away for its timeout.
 fn lost_ranks(d: &mut Deciding<'_>) {
     let (state, now) = (d.state, d.now.mono_ms);
@@ -95,7 +107,7 @@ fn lost_ranks(d: &mut Deciding<'_>) {
         }
         for rank in job.seen_ranks.difference(&job.dropped_ranks) {
             let key = (name.clone(), *rank);
-            if job.consumers.values().any(|c| c.rank == Some(*rank)) {
+            if job.consumers.of_rank(*rank).next().is_some() {
                 d.volatile.away_since.remove(&key);
                 continue;
             }
@@ -250,8 +262,10 @@ fn shape_pass(d: &mut Deciding<'_>, name: &JobName, job: &Job) {
 fn due_ledger(d: &mut Deciding<'_>, name: &JobName, job: &Job) {
     let ended = matches!(job.phase, JobPhase::Ended { .. });
     let closed: u64 = job.passes.values().map(|p| p.closed_batches).sum();
+    let foldable: u64 = job.passes.values().map(|p| p.foldable).sum();
+    let enough = d.volatile.ledger_batches();
     let partial = ended && job.passes.values().any(|p| !p.windows.is_empty());
-    if closed == 0 && !partial {
+    if closed == 0 && foldable < enough && !partial {
         d.volatile.unwritten_since.remove(name);
         d.volatile.flush_now.remove(name);
         return;
@@ -260,7 +274,8 @@ fn due_ledger(d: &mut Deciding<'_>, name: &JobName, job: &Job) {
     let since = *d.volatile.unwritten_since.entry(name.clone()).or_insert(d.now.mono_ms);
     let old = d.now.mono_ms.saturating_sub(since) >= LEDGER_AGE_MS;
     let over = job.passes.values().any(|p| p.ended && p.closed_batches > 0);
-    if !(ended || flush || old || over || closed >= LEDGER_BATCHES) {
+    let due = ended || flush || old || over || closed >= enough || foldable >= enough;
+    if !due || d.volatile.is_busy(&Work::Ledger(name.clone()), d.now) {
         return;
     }
     // An open commit holds what was acknowledged before each call: the ledger would not tell.
@@ -275,11 +290,43 @@ fn due_ledger(d: &mut Deciding<'_>, name: &JobName, job: &Job) {
             windows.push((*id, ready));
         }
     }
-    if !windows.is_empty() && d.volatile.begin(Work::Ledger(name.clone()), d.now) {
-        d.volatile.unwritten_since.remove(name);
-        let rows = windows.iter().flat_map(|(pass, ids)| ids.iter().flat_map(|id| window_rows(name, job, *pass, *id))).collect();
-        d.act(Action::WriteLedger { job: name.clone(), incarnation: job.incarnation, number: job.next_ledger, windows, rows });
+    let fold = foldable >= enough && !ended;
+    let parts = if fold { foldable_parts(job, committing, LEDGER_MOST.saturating_sub(batches)) } else { Vec::new() };
+    if (windows.is_empty() && parts.is_empty()) || !d.volatile.begin(Work::Ledger(name.clone()), d.now) {
+        return;
     }
+    d.volatile.unwritten_since.remove(name);
+    let mut rows: Vec<_> = windows.iter().flat_map(|(pass, ids)| ids.iter().flat_map(|id| window_rows(name, job, *pass, *id))).collect();
+    for (pass, windows) in &parts {
+        rows.extend(windows.iter().flat_map(|(id, parts)| part_rows(name, job, *pass, *id, parts)));
+    }
+    d.volatile.folding.insert(name.clone(), parts);
+    d.act(Action::WriteLedger { job: name.clone(), incarnation: job.incarnation, number: job.next_ledger, windows, rows });
+}
+
+/// Acknowledged batches of open windows, at most about `most` of them: the ledger may take them early, so that what is kept of a window follows
+/// what is on its way, not what was taken.
+fn foldable_parts(job: &Job, committing: bool, most: u64) -> Vec<(PassId, Vec<WindowParts>)> {
+    let mut batches = 0;
+    let mut all = Vec::new();
+    for (id, pass) in &job.passes {
+        let returns = committing || pass.exactly_once;
+        let mut windows = Vec::new();
+        for (window_id, window) in pass.windows.iter().filter(|(_, w)| w.foldable(pass.exactly_once) > 0) {
+            if batches >= most {
+                break;
+            }
+            let parts: Vec<_> = window.foldable_parts(!returns).collect();
+            batches += parts.iter().map(|(from, to)| u64::from(to - from)).sum::<u64>();
+            if !parts.is_empty() {
+                windows.push((*window_id, parts));
+            }
+        }
+        if !windows.is_empty() {
+            all.push((*id, windows));
+        }
+    }
+    all
 }
 
 /// Windows of a pass that may go to the ledger, at most `most` visits of them, one window at least. Lost batches wait for late reports.
@@ -288,7 +335,8 @@ fn ready_windows(pass: &Pass, job_ended: bool, late: bool, most: u64) -> Vec<Win
     let hold = late && pass.closed_windows().filter(lost).count() <= LATE_WINDOWS;
     let (mut ready, mut batches) = (Vec::new(), 0);
     // When a job was stopped its windows keep pending batches for ever.
-    let partial = pass.windows.iter().filter(|(id, w)| job_ended && !pass.closed.contains(id) && w.counts().open() == 0).map(|(id, _)| *id);
+    let all = job_ended.then_some(&pass.windows).into_iter().flatten();
+    let partial = all.filter(|(id, w)| !pass.closed.contains(id) && w.counts().open() == 0).map(|(id, _)| *id);
     for id in pass.closed_windows().chain(partial).filter(|id| !(hold && lost(id))) {
         if batches > 0 && batches >= most {
             break;
@@ -304,10 +352,21 @@ pub(super) fn is_flushed(job: &Job) -> bool {
     job.passes.values().all(|p| p.windows.is_empty())
 }
 
-/// Windows named by a ledger file, as one watermark entry per pass.
-pub(super) fn watermarks(job: &JobName, windows: Vec<(PassId, Vec<WindowId>)>, ledger: &[String], number: u64) -> Vec<Change> {
-    windows
-        .into_iter()
-        .map(|(pass, windows)| Change::Watermark { job: job.clone(), pass, windows, ledger: ledger.to_vec(), number })
-        .collect()
+/// What a ledger file holds, as one watermark entry per pass.
+pub(super) fn watermarks(
+    job: &JobName,
+    windows: Vec<(PassId, Vec<WindowId>)>,
+    parts: Vec<(PassId, Vec<WindowParts>)>,
+    ledger: &[String],
+    number: u64,
+) -> Vec<Change> {
+    let mut passes: BTreeMap<PassId, (Vec<WindowId>, Vec<WindowParts>)> = BTreeMap::new();
+    for (pass, windows) in windows {
+        passes.entry(pass).or_default().0 = windows;
+    }
+    for (pass, parts) in parts {
+        passes.entry(pass).or_default().1 = parts;
+    }
+    let entry = |(pass, (windows, parts))| Change::Watermark { job: job.clone(), pass, windows, parts, ledger: ledger.to_vec(), number };
+    passes.into_iter().map(entry).collect()
 }

@@ -197,8 +197,13 @@ pub fn system_visits(state: &State, only: Option<&JobName>) -> Vec<VisitRow> {
     .collect()
 }
 
-/// One row for each batch of a window that is not pending.
+/// One row for each batch of a window that is not pending, and not in the ledger already.
 pub(super) fn window_rows(name: &JobName, job: &Job, pass_id: PassId, id: WindowId) -> Vec<VisitRow> {
+    part_rows(name, job, pass_id, id, &[(0, u32::MAX)])
+}
+
+/// The same of some places of the window.
+pub(super) fn part_rows(name: &JobName, job: &Job, pass_id: PassId, id: WindowId, parts: &[(u32, u32)]) -> Vec<VisitRow> {
     let Some(pass) = job.passes.get(&pass_id) else { return Vec::new() };
     let Some(window) = pass.windows.get(&id) else { return Vec::new() };
     let row = |span: &super::spans::Span, at: u32| {
@@ -222,8 +227,13 @@ pub(super) fn window_rows(name: &JobName, job: &Job, pass_id: PassId, id: Window
         }
     };
     // What an earlier incarnation's commit holds is among that one's visits.
-    let ours = |span: &&super::spans::Span| !(span.state == VisitState::Acknowledged && span.stream.is_none());
-    window.spans.iter().filter(ours).flat_map(|span| (span.from..span.to).map(|at| row(span, at))).collect()
+    let ours = |span: &&super::spans::Span| !span.is_folded();
+    let spans = |(from, to): &(u32, u32)| {
+        let (from, to) = (*from, *to);
+        let within = window.spans.within(from, to).filter(ours);
+        within.flat_map(move |span| (span.from.max(from)..span.to.min(to)).map(move |at| row(span, at)))
+    };
+    parts.iter().flat_map(spans).collect()
 }
 
 /// Tasks of epochs that are not published, then the failures remembered.
@@ -288,7 +298,7 @@ pub fn system_consumers(state: &State) -> Vec<ConsumerRow> {
         job.consumers
             .iter()
             .map(|(consumer, c)| {
-                let streams = job.streams.values().filter(|s| s.consumer == *consumer);
+                let streams = job.streams.of_consumer(consumer).iter().filter_map(|id| job.streams.get(id));
                 ConsumerRow {
                     job: name.clone(),
                     incarnation: job.incarnation,
@@ -309,12 +319,12 @@ pub fn system_consumers(state: &State) -> Vec<ConsumerRow> {
 /// a dynamic job all that are not leaving.
 pub fn job_workers(state: &State, volatile: &Volatile, name: &JobName) -> Vec<WorkerName> {
     let Some(job) = state.jobs.get(name) else { return Vec::new() };
-    let live = volatile.workers.iter().filter(|(_, w)| !w.draining).map(|(name, _)| name);
+    let live = volatile.workers.keys().filter(|w| !volatile.is_draining(w));
     if !job.settings.is_fixed() {
         return live.cloned().collect();
     }
-    let open = job.passes.values().flat_map(|p| p.windows.values()).filter(|w| w.pending() > 0 || w.counts().open() > 0);
-    let mut chosen: Vec<WorkerName> = open.filter_map(|w| w.worker.clone()).filter(|w| !volatile.is_draining(w)).collect();
+    let holders = job.passes.keys().flat_map(|pass| super::decide_fixed::holders(job, *pass));
+    let mut chosen: Vec<WorkerName> = holders.filter(|w| !volatile.is_draining(w)).cloned().collect();
     chosen.sort_unstable();
     chosen.dedup();
     for worker in live {
@@ -327,5 +337,5 @@ pub fn job_workers(state: &State, volatile: &Volatile, name: &JobName) -> Vec<Wo
 
 /// Workers known now: (name, in this process, draining).
 pub fn system_workers(volatile: &Volatile) -> Vec<(WorkerName, bool, bool)> {
-    volatile.workers.iter().map(|(name, w)| (name.clone(), w.life == Life::Attached, w.draining)).collect()
+    volatile.workers.iter().map(|(name, w)| (name.clone(), w.life == Life::Attached, volatile.is_draining(name))).collect()
 }

@@ -1,7 +1,7 @@
 //! The visits of one window: spans of batches that share a state, so that memory follows how often things changed hands, not how many
 //! batches there are.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 
 use super::pass_state::Tally;
@@ -115,6 +115,8 @@ pub(super) enum Fate {
     /// It may be granted again.
     Pending,
     Mark(Mark),
+    /// An acknowledged one is in the ledger: only that it was taken is kept.
+    Fold,
 }
 
 impl Fate {
@@ -145,6 +147,11 @@ pub struct Span {
 }
 
 impl Span {
+    /// It was taken, and the ledger knows by whom.
+    pub fn is_folded(&self) -> bool {
+        self.state == VisitState::Acknowledged && self.stream.is_none()
+    }
+
     fn joins(&self, next: &Span) -> bool {
         self.to == next.from
             && self.state == next.state
@@ -155,37 +162,67 @@ impl Span {
     }
 }
 
-/// Spans in order, without overlap; the gaps are pending.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Spans(Vec<Span>);
+/// Spans in order, without overlap; the gaps are pending. Written as a list.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Spans {
+    list: Vec<Span>,
+    /// Where the first gap begins.
+    full: u32,
+}
+
+impl Serialize for Spans {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.list.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Spans {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut spans = Self { list: Vec::deserialize(deserializer)?, full: 0 };
+        spans.fill();
+        Ok(spans)
+    }
+}
 
 impl Spans {
     pub fn iter(&self) -> impl Iterator<Item = &Span> {
-        self.0.iter()
+        self.list.iter()
+    }
+
+    /// Those that have a batch of `[from, to)`.
+    pub fn within(&self, from: u32, to: u32) -> impl Iterator<Item = &Span> {
+        let first = self.list.partition_point(|s| s.to <= from);
+        self.list[first..].iter().take_while(move |s| s.from < to)
     }
 
     /// The span that covers a batch.
     pub fn get(&self, at: u32) -> Option<&Span> {
-        let index = self.0.partition_point(|s| s.to <= at);
-        self.0.get(index).filter(|s| s.from <= at)
+        let index = self.list.partition_point(|s| s.to <= at);
+        self.list.get(index).filter(|s| s.from <= at)
     }
 
     /// Batches that are not pending.
     pub fn covered(&self) -> u64 {
-        self.0.iter().map(|s| u64::from(s.to - s.from)).sum()
+        self.list.iter().map(|s| u64::from(s.to - s.from)).sum()
     }
 
     /// The first pending batches of a window of `size`, at most `limit` of them.
     pub fn first_gap(&self, size: u32, limit: u32) -> Option<(u32, u32)> {
-        let mut from = 0;
-        for span in &self.0 {
-            if span.from > from {
-                return Some((from, span.from.min(from.saturating_add(limit))));
-            }
-            from = span.to;
+        if self.full >= size {
+            return None;
         }
-        (from < size).then(|| (from, size.min(from.saturating_add(limit))))
+        let next = self.list.partition_point(|s| s.to <= self.full);
+        let end = self.list.get(next).map_or(size, |s| s.from.min(size));
+        Some((self.full, end.min(self.full.saturating_add(limit))))
+    }
+
+    /// Finds the first gap again: nothing before `full` was taken away.
+    fn fill(&mut self) {
+        let mut next = self.list.partition_point(|s| s.to <= self.full);
+        while let Some(span) = self.list.get(next).filter(|s| s.from <= self.full) {
+            self.full = span.to;
+            next += 1;
+        }
     }
 
     /// Covers the pending part of `[from, to)` with `span`'s state; what is covered already stays. Returns how many batches were taken.
@@ -193,11 +230,11 @@ impl Spans {
         let mut taken = 0;
         let mut from = span.from;
         while from < span.to {
-            let index = self.0.partition_point(|s| s.to <= from);
-            let (covered_from, covered_to) = self.0.get(index).map_or((u32::MAX, u32::MAX), |s| (s.from, s.to));
+            let index = self.list.partition_point(|s| s.to <= from);
+            let (covered_from, covered_to) = self.list.get(index).map_or((u32::MAX, u32::MAX), |s| (s.from, s.to));
             let to = span.to.min(covered_from);
             if to > from {
-                self.0.insert(index, Span { from, to, ..span });
+                self.insert(index, Span { from, to, ..span });
                 tally.add(&span, u64::from(to - from));
                 taken += u64::from(to - from);
                 self.join(index.saturating_sub(1), index + 1);
@@ -207,14 +244,15 @@ impl Spans {
             }
             from = covered_to;
         }
+        self.fill();
         taken
     }
 
     /// The first pending batches of places `[from, to)`, at most `limit` of them.
     pub fn gap_in(&self, from: u32, to: u32, limit: u32) -> Option<(u32, u32)> {
         let mut at = from;
-        let first = self.0.partition_point(|s| s.to <= from);
-        for span in &self.0[first..] {
+        let first = self.list.partition_point(|s| s.to <= from);
+        for span in &self.list[first..] {
             if at >= to || span.from > at {
                 break;
             }
@@ -223,8 +261,8 @@ impl Spans {
         if at >= to {
             return None;
         }
-        let next = self.0.partition_point(|s| s.to <= at);
-        let end = self.0.get(next).map_or(to, |s| s.from.min(to));
+        let next = self.list.partition_point(|s| s.to <= at);
+        let end = self.list.get(next).map_or(to, |s| s.from.min(to));
         Some((at, end.min(at.saturating_add(limit))))
     }
 
@@ -243,11 +281,12 @@ impl Spans {
     /// Lets `rule` decide what becomes of the batches of `[from, to)`. Returns how many it changed.
     pub(super) fn turn(&mut self, from: u32, to: u32, at_ms: i64, tally: &mut Tally, rule: impl Fn(&Span) -> Fate) -> u64 {
         let mut moved = 0;
+        let mut full = self.full;
         self.split(from);
         self.split(to);
-        let first = self.0.partition_point(|s| s.to <= from);
+        let first = self.list.partition_point(|s| s.to <= from);
         let mut last = first;
-        while let Some(span) = self.0.get_mut(last).filter(|s| s.from < to) {
+        while let Some(span) = self.list.get_mut(last).filter(|s| s.from < to) {
             let n = u64::from(span.to - span.from);
             match rule(span) {
                 Fate::Keep => {}
@@ -255,6 +294,7 @@ impl Spans {
                     tally.remove(span, n);
                     (span.state, span.reason, span.at_ms, span.mark) = (state, reason, at_ms, Mark::Open);
                     tally.add(span, n);
+                    tally.moved.push((span.from, span.to));
                     moved += n;
                 }
                 Fate::Mark(mark) => {
@@ -263,31 +303,53 @@ impl Spans {
                     tally.add(span, n);
                     moved += n;
                 }
+                Fate::Fold => {
+                    tally.fold(span, n);
+                    (span.stream, span.reason, span.at_ms, span.mark) = (None, None, 0, Mark::Committed);
+                    moved += n;
+                }
                 Fate::Pending => {
                     tally.remove(span, n);
                     tally.returned.push((span.from, span.to));
                     moved += n;
-                    self.0.remove(last);
+                    full = full.min(span.from);
+                    self.list.remove(last);
                     continue;
                 }
             }
             last += 1;
         }
         self.join(first.saturating_sub(1), last);
+        self.full = full;
         moved
     }
 
     /// Bytes of memory behind it.
     pub fn memory(&self) -> usize {
-        self.0.capacity() * size_of::<Span>()
+        self.list.capacity() * size_of::<Span>()
+    }
+
+    /// There are many lists: they grow by a little.
+    fn insert(&mut self, index: usize, span: Span) {
+        if self.list.len() == self.list.capacity() {
+            self.list.reserve_exact(2 + self.list.len() / 8);
+        }
+        self.list.insert(index, span);
+    }
+
+    /// Gives memory back when many spans were joined.
+    pub(super) fn shrink(&mut self) {
+        if self.list.len() * 2 < self.list.capacity() {
+            self.list.shrink_to(self.list.len() + self.list.len() / 8);
+        }
     }
 
     fn split(&mut self, at: u32) {
-        let index = self.0.partition_point(|s| s.to <= at);
-        if let Some(span) = self.0.get_mut(index).filter(|s| s.from < at) {
+        let index = self.list.partition_point(|s| s.to <= at);
+        if let Some(span) = self.list.get_mut(index).filter(|s| s.from < at) {
             let right = Span { from: at, ..*span };
             span.to = at;
-            self.0.insert(index + 1, right);
+            self.insert(index + 1, right);
         }
     }
 
@@ -295,12 +357,12 @@ impl Spans {
     fn join(&mut self, first: usize, last: usize) {
         let mut index = first;
         let mut left = last.saturating_sub(first);
-        while left > 0 && index + 1 < self.0.len() {
-            let next = self.0[index + 1];
-            if self.0[index].joins(&next) {
-                self.0[index].to = next.to;
-                self.0[index].at_ms = self.0[index].at_ms.max(next.at_ms);
-                self.0.remove(index + 1);
+        while left > 0 && index + 1 < self.list.len() {
+            let next = self.list[index + 1];
+            if self.list[index].joins(&next) {
+                self.list[index].to = next.to;
+                self.list[index].at_ms = self.list[index].at_ms.max(next.at_ms);
+                self.list.remove(index + 1);
             } else {
                 index += 1;
             }

@@ -5,5 +5,6 @@ mod job_tests;
 mod materialize_tests;
 mod simulation_tests;
 mod span_tests;
+mod task_sim;
 mod visit_sim;
 mod world;

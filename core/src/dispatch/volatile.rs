@@ -3,11 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::apply_jobs::WindowParts;
 use super::state::State;
-use crate::ids::{Attempt, ConsumerName, DatasetName, EpochId, JobName, TaskId, WorkerName};
+use crate::ids::{Attempt, ConsumerName, DatasetName, EpochId, JobName, PassId, TaskId, WorkerName};
 
 /// Ranks connect to all workers that hold open windows: few of them keep connections few.
 const MAP_WORKERS: usize = 4;
+/// Visits that make a ledger file worth writing; fewer wait for some seconds, the end of their pass or of their job.
+const LEDGER_BATCHES: u64 = 4_096;
 
 /// The two clocks of one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -38,7 +41,6 @@ pub(super) enum Life {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Worker {
     pub life: Life,
-    pub draining: bool,
 }
 
 pub(super) type TaskKey = (DatasetName, EpochId, TaskId, Attempt);
@@ -51,8 +53,10 @@ pub struct Volatile {
     /// A change of leader: nothing is due before its `Lead` event.
     pub(super) leading: bool,
     pub(super) workers: BTreeMap<WorkerName, Worker>,
+    /// Of those, the ones that get nothing new.
+    pub(super) draining: BTreeSet<WorkerName>,
     /// When a consumer's lease ends unless a stream of it is open.
-    pub(super) consumers: BTreeMap<(JobName, ConsumerName), u64>,
+    pub(super) consumers: BTreeMap<JobName, BTreeMap<ConsumerName, u64>>,
     /// Since when a job has no consumer.
     pub(super) idle_since: BTreeMap<JobName, u64>,
     /// (rows, bytes) of running attempts.
@@ -74,6 +78,10 @@ pub struct Volatile {
     pub(super) away_since: BTreeMap<(JobName, u32), u64>,
     /// Workers that the open windows of a fixed map may be leased to; 0 is the default of 4.
     pub map_workers: usize,
+    /// Parts of open windows that the ledger file which is being written holds.
+    pub(super) folding: BTreeMap<JobName, Vec<(PassId, Vec<WindowParts>)>>,
+    /// Visits that make a ledger file worth writing; 0 is the default of 4096.
+    pub ledger_batches: u64,
     /// Since when a job has had closed windows that are not in the ledger.
     pub(super) unwritten_since: BTreeMap<JobName, u64>,
     pub(super) dirty_jobs: BTreeSet<JobName>,
@@ -93,17 +101,15 @@ impl Volatile {
         for dataset in state.datasets.values() {
             let tasks = dataset.run.iter().flat_map(|r| r.epochs.values()).flat_map(|e| &e.tasks);
             for (_, worker) in tasks.flat_map(|t| &t.holders) {
-                self.workers.entry(worker.clone()).or_insert(Worker { life: Life::Until(end), draining: false });
+                self.workers.entry(worker.clone()).or_insert(Worker { life: Life::Until(end) });
             }
         }
         for (name, job) in &state.jobs {
-            let leased = job.passes.values().flat_map(|p| p.windows.values()).filter_map(|w| w.worker.as_ref());
+            let leased = job.streams.leases().map(|(worker, _)| worker);
             for worker in leased.chain(job.streams.values().filter(|s| s.open).map(|s| &s.worker)) {
-                self.workers.entry(worker.clone()).or_insert(Worker { life: Life::Until(end), draining: false });
+                self.workers.entry(worker.clone()).or_insert(Worker { life: Life::Until(end) });
             }
-            for consumer in job.consumers.keys() {
-                self.consumers.insert((name.clone(), consumer.clone()), end);
-            }
+            self.consumers.insert(name.clone(), job.consumers.keys().map(|consumer| (consumer.clone(), end)).collect());
             self.late_until.insert(name.clone(), end + self.term_ms);
         }
         self.dirty_jobs = state.jobs.keys().cloned().collect();
@@ -114,6 +120,10 @@ impl Volatile {
 
     pub(super) fn map_workers(&self) -> usize {
         if self.map_workers == 0 { MAP_WORKERS } else { self.map_workers }
+    }
+
+    pub(super) fn ledger_batches(&self) -> u64 {
+        if self.ledger_batches == 0 { LEDGER_BATCHES } else { self.ledger_batches }
     }
 
     pub(super) fn touch_job(&mut self, job: &JobName) {
@@ -138,7 +148,7 @@ impl Volatile {
                 }
             }
             None => {
-                self.workers.insert(name.clone(), Worker { life: Life::Until(end), draining: false });
+                self.workers.insert(name.clone(), Worker { life: Life::Until(end) });
             }
         }
     }
@@ -151,22 +161,41 @@ impl Volatile {
         for memory in [&mut self.idle_since, &mut self.late_until, &mut self.unwritten_since, &mut self.reserved_until] {
             memory.remove(job);
         }
-        self.consumers.retain(|(of, _), _| of != job);
+        self.consumers.remove(job);
+        self.folding.remove(job);
         self.away_since.retain(|(of, _), _| of != job);
         self.retry_at.remove(&Work::Shape(job.clone()));
     }
 
     pub(super) fn is_draining(&self, name: &WorkerName) -> bool {
-        self.workers.get(name).is_some_and(|w| w.draining)
+        self.draining.contains(name)
     }
 
     pub(super) fn consumer_seen(&mut self, job: &JobName, consumer: &ConsumerName, now: Now) {
-        self.consumers.insert((job.clone(), consumer.clone()), now.mono_ms + self.term_ms);
+        let end = now.mono_ms + self.term_ms;
+        match self.consumers.get_mut(job) {
+            Some(consumers) => match consumers.get_mut(consumer) {
+                Some(until) => *until = end,
+                None => drop(consumers.insert(consumer.clone(), end)),
+            },
+            None => drop(self.consumers.insert(job.clone(), BTreeMap::from([(consumer.clone(), end)]))),
+        }
     }
 
-    /// Marks work as running; false when it is already, or when it failed and its time has not come.
+    pub(super) fn forget_consumer(&mut self, job: &JobName, consumer: &ConsumerName) {
+        if let Some(consumers) = self.consumers.get_mut(job) {
+            consumers.remove(consumer);
+        }
+    }
+
+    /// Work is running, or failed and its time has not come.
+    pub(super) fn is_busy(&self, work: &Work, now: Now) -> bool {
+        self.in_flight.contains(work) || self.retry_at.get(work).is_some_and(|(at, _)| now.mono_ms < *at)
+    }
+
+    /// Marks work as running; false when it is busy.
     pub(super) fn begin(&mut self, work: Work, now: Now) -> bool {
-        if self.in_flight.contains(&work) || self.retry_at.get(&work).is_some_and(|(at, _)| now.mono_ms < *at) {
+        if self.is_busy(&work, now) {
             return false;
         }
         self.in_flight.insert(work);

@@ -108,6 +108,8 @@ pub(super) struct Shell {
     attached: BTreeSet<WorkerName>,
     began: Instant,
     since_compaction: u64,
+    /// Entries after which the state is written down.
+    compact_after: u64,
     /// What the next step begins with: tasks that were handed to a caller that had gone away.
     unheard: Vec<Event>,
     heartbeat: AbortOnDropHandle<()>,
@@ -135,6 +137,7 @@ impl Shell {
             attached: BTreeSet::new(),
             began: Instant::now(),
             since_compaction: loaded.entries.len() as u64,
+            compact_after: dispatch::entries_per_state(config.compact_after, loaded.snapshot.as_ref().map_or(0, |s| s.len())),
             unheard: Vec::new(),
             config,
             heartbeat: AbortOnDropHandle::new(beating),
@@ -299,7 +302,7 @@ impl Shell {
             self.since_compaction += encoded.len() as u64;
             let upto = self.journal.append(encoded).await?;
             crash_points(&step.entries);
-            if self.since_compaction >= self.config.compact_after {
+            if self.since_compaction >= self.compact_after {
                 self.compact(upto).await?;
             }
         }
@@ -339,6 +342,7 @@ impl Shell {
     async fn compact(&mut self, upto: u64) -> Result<()> {
         self.check(true);
         let state = serde_json::to_vec(&self.state).map_err(|e| Error::internal(format!("the state could not be encoded: {e}")))?;
+        self.compact_after = dispatch::entries_per_state(self.config.compact_after, state.len());
         self.journal.compact(upto, state.into()).await?;
         self.since_compaction = 0;
         Ok(())

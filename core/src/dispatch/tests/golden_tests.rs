@@ -54,7 +54,14 @@ fn changes() -> Vec<Change> {
         Change::PassEnded { job: j.clone(), pass },
         Change::JobEnded { job: j.clone(), end: JobEnd::Failed(Error::not_found("gone")) },
         Change::JobEnded { job: j.clone(), end: JobEnd::Finished },
-        Change::Watermark { job: j.clone(), pass, windows: vec![WindowId(3)], ledger: vec!["a.parquet".into()], number: 2 },
+        Change::Watermark {
+            job: j.clone(),
+            pass,
+            windows: vec![WindowId(3)],
+            parts: Vec::new(),
+            ledger: vec!["a.parquet".into()],
+            number: 2,
+        },
     ]
     .into_iter()
     .chain(redelivery_changes())
@@ -101,7 +108,15 @@ fn redelivery_changes() -> Vec<Change> {
         Change::CommitCalled { job: j.clone(), consumer: c, commit: 4, call: 1 },
         Change::Committed { job: j.clone(), commit: 4, place: 5, next: Some(12), uneven: None },
         Change::Committed { job: j.clone(), commit: 5, place: 5, next: None, uneven: Some("rank 0 is at step 3, others at step 2".into()) },
-        Change::JobEnded { job: j, end: JobEnd::Restored },
+        Change::JobEnded { job: j.clone(), end: JobEnd::Restored },
+        Change::Watermark {
+            job: j,
+            pass,
+            windows: Vec::new(),
+            parts: vec![(WindowId(3), vec![(0, 2), (5, 6)])],
+            ledger: vec!["b.parquet".into()],
+            number: 3,
+        },
     ]
 }
 

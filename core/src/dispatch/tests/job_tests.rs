@@ -431,3 +431,44 @@ fn the_state_stays_small_over_a_long_pass() {
     check(&world.state).unwrap();
     assert!(most <= 1_100, "{most} windows of 5,000 were in the state at once");
 }
+
+#[test]
+fn a_commit_after_the_last_pass_does_not_overtake_those_who_are_still_there() {
+    let mut world = World::new();
+    let settings = settings("run1", "digits", 1, Passes::Count(1));
+    let [a, b, c] = ["a", "b", "c"].map(|who| world.open(&settings, who, 1).unwrap());
+    let commit = |world: &mut World, who: &str, opened: &OpenedJob| {
+        let (job, incarnation) = (opened.job.clone(), opened.incarnation);
+        world.send(Event::Commit { job, incarnation, consumer: consumer(who), call: 1, taken: Vec::new() }).unwrap()
+    };
+    let (on_a, on_b) = (world.stream(&a, "a", "w0", true), world.stream(&b, "b", "w0", true));
+    // What nobody hears of for a term is no consumer any more: `c` has no stream.
+    for _ in 0..3 {
+        world.pass_time(TERM / 2);
+        world.send(Event::WorkerBeat { worker: worker("w0") }).unwrap();
+    }
+    assert!(!world.state.jobs[&a.job].consumers.contains_key(&consumer("c")));
+    let mut granted = Vec::new();
+    while let Some(Granted::Batches(grant)) = world.grant(&a.job, if granted.is_empty() { on_b } else { on_a }, 1, 3).unwrap() {
+        granted.extend(grant.batches);
+        let last = granted[granted.len() - 1];
+        world
+            .send(Event::Sent {
+                job: a.job.clone(),
+                stream: if last == 0 { on_b } else { on_a },
+                pass: PassId(0),
+                batches: vec![(BatchId(last), 1)],
+            })
+            .unwrap();
+    }
+    world.ack(&a, "a", PassId(0), granted[1..].iter().copied()).unwrap();
+    assert_eq!(world.state.jobs[&a.job].phase, JobPhase::Ending, "b has not taken its batch");
+    assert_eq!(commit(&mut world, "a", &a), Reply::Wait);
+    assert_eq!(commit(&mut world, "c", &c), Reply::Wait, "b has not called");
+    world.ack(&b, "b", PassId(0), [granted[0]]).unwrap();
+    assert_eq!(commit(&mut world, "b", &b), Reply::Wait);
+    world.tick();
+    let tokens = [("a", &a), ("b", &b), ("c", &c)].map(|(who, opened)| commit(&mut world, who, opened));
+    assert!(matches!(tokens[0], Reply::Committed(_)), "{tokens:?}");
+    assert!(tokens.iter().all(|t| *t == tokens[0]), "{tokens:?}");
+}

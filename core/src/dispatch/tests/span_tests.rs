@@ -35,7 +35,7 @@ proptest! {
         let mut model: Vec<Option<(VisitState, u64)>> = vec![None; SIZE as usize];
         let mut counts = Counts::default();
         for op in ops {
-            let mut tally = Tally::start(counts, 0);
+            let mut tally = Tally::start(counts, 0, false);
             match op {
                 Op::Cover(from, to, s) => {
                     let span = Span { from, to, state: VisitState::Granted, stream: Some(StreamId(s)), at_ms: 0, reason: None, mark: Mark::Open };

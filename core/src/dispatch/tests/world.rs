@@ -113,6 +113,8 @@ pub(super) struct World {
     pub actions: Vec<Action>,
     /// Check every invariant after every entry; off where histories are long.
     pub checked: bool,
+    /// As in [`Volatile`].
+    pub ledger_batches: u64,
 }
 
 impl World {
@@ -124,6 +126,7 @@ impl World {
             now: Now { wall_ms: 1_700_000_000_000, mono_ms: 0 },
             actions: Vec::new(),
             checked: true,
+            ledger_batches: 0,
         };
         world.lead(false, false);
         world
@@ -179,7 +182,7 @@ impl World {
         let snapshot = serde_json::to_vec(&folded).unwrap();
         self.state = serde_json::from_slice(&snapshot).unwrap();
         assert_eq!(self.state, folded, "I5: the state changes when it is written down");
-        self.volatile = Volatile::new(TERM);
+        self.volatile = Volatile { ledger_batches: self.ledger_batches, ..Volatile::new(TERM) };
         self.actions.clear();
         self.lead(workers_died, continue_runs);
         self.tick();

@@ -114,8 +114,8 @@ impl Sim {
                 let mut state = self.leaders[index].state.clone();
                 let job = state.jobs.get_mut(&name).filter(|j| j.settings.is_fixed())?;
                 let world = job.settings.world_size.filter(|w| *w > 1)?;
-                for stream in job.streams.values_mut() {
-                    stream.rank = stream.rank.map(|r| (r + 1) % world);
+                for (id, stream) in job.streams.clone().iter() {
+                    job.streams.insert(*id, Stream { rank: stream.rank.map(|r| (r + 1) % world), ..stream.clone() });
                 }
                 self.bug_hits += 1;
                 Some(state)

@@ -157,9 +157,13 @@ impl Sim {
     /// In rounds, nobody is sent a batch of a step before everything of the steps before was sent, or given up.
     fn rounds_are_in_step(&self, entries: &[Entry]) -> Verdict {
         let dropped = entries.iter().any(|e| matches!(e.change, Change::RankDropped { .. } | Change::EndMoved { .. }));
-        let lost = entries
-            .iter()
-            .any(|e| matches!(e.change, Change::StreamClosed { .. } | Change::WorkerGone { .. } | Change::ConsumerGone { .. }));
+        // A consumer that says it did not receive a batch gives it up too.
+        let lost = entries.iter().any(|e| {
+            matches!(
+                e.change,
+                Change::StreamClosed { .. } | Change::WorkerGone { .. } | Change::ConsumerGone { .. } | Change::Reported { .. }
+            )
+        });
         if self.settings.assignment != crate::job::Assignment::Rounds
             || self.restores > 0
             || dropped

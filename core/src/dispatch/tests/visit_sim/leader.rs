@@ -37,7 +37,8 @@ impl Sim {
         assert_eq!(back, state, "I5: the state changes when it is written down");
         self.journal.fence = Fence(self.journal.fence.0 + 1);
         let fence = self.journal.fence;
-        let leader = Leader { state: back, volatile: Volatile::new(TERM), fence, alive: true, asleep_until: 0, parked: Vec::new() };
+        let volatile = Volatile { ledger_batches: self.ledger_batches, ..Volatile::new(TERM) };
+        let leader = Leader { state: back, volatile, fence, alive: true, asleep_until: 0, parked: Vec::new() };
         self.leaders.push(leader);
         let index = self.leaders.len() - 1;
         let event = Event::Lead { fence, address: None, workers_died: false, continue_runs: true };

@@ -87,6 +87,8 @@ struct Sim {
     settings: JobSettings,
     rows: u64,
     per_window: u64,
+    /// In some histories the ledger takes acknowledged batches of open windows early.
+    ledger_batches: u64,
     journal: Journal,
     leaders: Vec<Leader>,
     servers: Vec<Server>,
@@ -122,6 +124,7 @@ impl Sim {
             settings,
             rows,
             per_window,
+            ledger_batches: [0, 4, 1][seed as usize % 3],
             journal: Journal::default(),
             leaders: Vec::new(),
             servers: Vec::new(),

@@ -49,12 +49,16 @@ fn every_promise_is_kept() {
         None => 0..setting("FOREBAY_SIM_SEEDS").unwrap_or(SEEDS),
     };
     let whole = seeds.clone().count() as u64 >= SEEDS;
-    let (mut faults, mut restores, mut yields, mut modes, mut failures) = (0, 0, 0, BTreeMap::new(), Vec::new());
+    let (mut faults, mut restores, mut twice, mut yields, mut modes, mut failures) = (0, 0, 0, 0, BTreeMap::new(), Vec::new());
     for seed in seeds {
+        if seed > 0 && seed.is_multiple_of(1_000) {
+            eprintln!("{seed} histories of jobs, {} broke a promise", failures.len());
+        }
         match judge(seed, None) {
             Ok(sim) => {
                 faults += sim.faults;
                 restores += sim.restores;
+                twice += u32::from(sim.restores > 1);
                 yields += sim.seen.iter().filter(|s| matches!(s, Seen::Yield { .. })).count();
                 *modes
                     .entry(format!("{:?} {:?} {:?}", sim.settings.visitation, sim.settings.assignment, sim.settings.steps))
@@ -64,10 +68,10 @@ fn every_promise_is_kept() {
         }
     }
     assert!(failures.is_empty(), "{} histories broke a promise:\n{}", failures.len(), failures.join("\n"));
-    println!("{faults} faults, {restores} restores, {yields} deliveries, {modes:?}");
+    println!("{faults} faults, {restores} restores ({twice} histories with several), {yields} deliveries, {modes:?}");
     if whole {
         assert!(
-            faults > 5_000 && restores > 100 && modes.len() == 18,
+            faults > 5_000 && restores > 100 && twice > 30 && modes.len() == 18,
             "the histories are too tame: {faults} faults, {restores} restores, {modes:?}"
         );
     }
