@@ -104,7 +104,6 @@ def stripped(binary: pathlib.Path, to: pathlib.Path) -> pathlib.Path:
     if not binary.exists():
         sys.exit(f"docker-test: {binary} is missing: run `make docker-test`")
     to.parent.mkdir(parents=True, exist_ok=True)
-    if not to.exists() or to.stat().st_mtime < binary.stat().st_mtime:
-        run("strip", "-o", to, binary)
-        to.chmod(0o755)
+    run("strip", "-o", to, binary)
+    to.chmod(0o755)
     return to

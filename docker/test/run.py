@@ -82,10 +82,11 @@ def start(stack: Stack) -> None:
     wait("every container is healthy", 60, lambda: all(stack.healthy(c) for c in servers))
     wait("three workers register", 30, lambda: len(stack.attached()) == 3)
     for container in servers:
-        if not container.startswith(f"{stack.project}_store") and "store" not in container:
+        if container not in stack.containers("store"):
             assert run("docker", "exec", container, "id", "-u").strip() == "10001", f"{container} runs as root"
         assert stack.inspect(container, "{{.HostConfig.RestartPolicy.Name}}") == "unless-stopped", container
-    say(f"{len(servers)} servers are healthy, none of Forebay's as root; {stack.leader()} leads")
+    leads = wait("somebody leads", 30, stack.leader)
+    say(f"{len(servers)} servers are healthy, none of Forebay's as root; {leads} leads")
 
 
 def materialize(stack: Stack) -> None:
@@ -158,20 +159,8 @@ def take_over(stack: Stack) -> None:
     say(f"killed the leader; the standby led {time.monotonic() - began:.1f} s later")
     progress(stack, 20)
     run("docker", "start", container)
-    wait("the old leader stands by", 60, lambda: stack.healthy(container) and "standby" in ready(stack, leads))
+    wait("the old leader stands by", 60, lambda: "standby" in stack.ready(leads))
     wait("all workers found the new leader", 60, lambda: len(stack.attached()) == 3)
-
-
-def ready(stack: Stack, name: str) -> str:
-    try:
-        return stack.fetch(f"http://{name}:7071/readyz")
-    except RuntimeError as error:
-        code = "import sys, urllib.request as r, urllib.error as e\ntry: r.urlopen(sys.argv[1])\nexcept e.HTTPError as x: print(x.read().decode())"
-        return (
-            str(error)
-            if "503" not in str(error)
-            else run("docker", "exec", f"{stack.project}-client", "python3", "-c", code, f"http://{name}:7071/readyz")
-        )
 
 
 def rolling_restart(stack: Stack) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from images import CACHE, REPO, base_image, compose, prometheus, run, say, stripped
 
+PYTHONPATH = "/opt/forebay/python:/opt/site-packages"
 SERVERS = "grpc://dispatcher:7070,grpc://standby:7070"
 
 
@@ -90,38 +91,25 @@ class Stack:
         services = ["store", "dispatcher", "standby", "worker"] + (["prometheus"] if self.prometheus else [])
         self.compose("up", "-d", "--no-build", "--scale", f"worker={workers}", *services)
 
+    def _start(self, name: str, entrypoint: str, *command: str, mounts: dict, **values: str) -> str:
+        """Starts a container of nobody's service on the stack's network."""
+        container = f"{self.project}-{name}"
+        values |= {"FOREBAY_SERVER": SERVERS, "PYTHONPATH": PYTHONPATH}
+        mounts = mounts | {self.site_packages: "/opt/site-packages:ro", REPO / "docker/test": "/test:ro"}
+        start = ["docker", "run", "-d", "--init", "--name", container, "--network", f"{self.project}_default"]
+        start += [part for at, to in mounts.items() for part in ("-v", f"{at}:{to}")]
+        start += [part for key, value in values.items() for part in ("-e", f"{key}={value}")]
+        run(*start, "-e", "FOREBAY_TOKEN", "--entrypoint", entrypoint, self.image, *command, env=self._environment)
+        return container
+
     def start_client(self) -> None:
-        """A container to run commands in: it is nobody's server and stays when those are killed."""
-        mounts = [
-            "-v",
-            f"{self.work}/data:/data:ro",
-            "-v",
-            f"{self.site_packages}:/opt/site-packages:ro",
-            "-v",
-            f"{REPO}/docker/test:/test:ro",
-        ]
-        client = [
-            "docker",
-            "run",
-            "-d",
-            "--init",
-            "--name",
-            f"{self.project}-client",
-            "--network",
-            f"{self.project}_default",
-            *mounts,
-        ]
-        client += [
-            "-e",
-            f"FOREBAY_SERVER={SERVERS}",
-            "-e",
-            "FOREBAY_TOKEN",
-            "--entrypoint",
-            "sleep",
-            self.image,
-            "infinity",
-        ]
-        run(*client, env=self._environment)
+        """A container to run commands in: it stays when servers are killed."""
+        self._start("client", "sleep", "infinity", mounts={self.work / "data": "/data:ro"})
+
+    def start_trainer(self, name: str, passes: int, pause: float) -> None:
+        values = {"CONSUMER": name, "PASSES": str(passes), "PAUSE": str(pause)}
+        mounts = {self.work / "trainers": "/work"}
+        self.trainers.append(self._start(name, "python3", "/test/trainer.py", mounts=mounts, **values))
 
     def forebay(self, *arguments: str) -> str:
         """What a command prints, run by a client."""
@@ -134,8 +122,7 @@ class Stack:
 
     def fetch(self, url: str) -> str:
         """Gets a page from inside the network."""
-        code = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=3).read().decode())"
-        return run("docker", "exec", f"{self.project}-client", "python3", "-c", code, url)
+        return run("docker", "exec", f"{self.project}-client", "python3", "/test/fetch.py", url).strip()
 
     def containers(self, service: str) -> list[str]:
         """Names of a service's containers, whether they run or not."""
@@ -159,43 +146,19 @@ class Stack:
 
     def attached(self) -> set[str]:
         """Addresses of the workers that the leader hears of."""
-        rows = self.sql("SELECT address FROM system.workers WHERE attached AND address IS NOT NULL")
+        rows = self.sql("SELECT address FROM system.workers WHERE address IS NOT NULL")
         return {row["address"].split("://")[-1] for row in rows}
 
     def leader(self) -> str | None:
-        """The dispatcher that leads, by its own metrics."""
-        for name in ("dispatcher", "standby"):
-            try:
-                page = self.fetch(f"http://{name}:7071/metrics")
-            except RuntimeError:
-                continue
-            if "forebay_leading 1" in page.splitlines():
-                return name
-        return None
+        """The dispatcher that leads: only that one is ready."""
+        return next((name for name in ("dispatcher", "standby") if self.ready(name) == "ready"), None)
 
-    def start_trainer(self, name: str, passes: int, pause: float) -> None:
-        mounts = ["-v", f"{self.work}/trainers:/work", "-v", f"{REPO}/docker/test/trainer.py:/trainer.py:ro"]
-        mounts += ["-v", f"{self.site_packages}:/opt/site-packages:ro"]
-        values = {"FOREBAY_SERVER": SERVERS, "CONSUMER": name, "PASSES": passes, "PAUSE": pause}
-        values["PYTHONPATH"] = "/opt/forebay/python:/opt/site-packages"
-        container = f"{self.project}-{name}"
-        trainer = [
-            "docker",
-            "run",
-            "-d",
-            "--init",
-            "--name",
-            container,
-            "--network",
-            f"{self.project}_default",
-            *mounts,
-        ]
-        trainer += [part for key, value in values.items() for part in ("-e", f"{key}={value}")] + [
-            "-e",
-            "FOREBAY_TOKEN",
-        ]
-        run(*trainer, "--entrypoint", "python3", self.image, "/trainer.py", env=self._environment)
-        self.trainers.append(container)
+    def ready(self, name: str) -> str:
+        """What a dispatcher says of itself; empty where it does not answer."""
+        try:
+            return self.fetch(f"http://{name}:7071/readyz")
+        except RuntimeError:
+            return ""
 
     def all(self) -> list[str]:
         mine = run("docker", "ps", "-a", "--filter", f"name={self.project}", "--format", "{{.Names}}").split()
@@ -217,8 +180,8 @@ class Stack:
         """Takes down everything of this test's, whatever state it is in."""
         for container in self.all():
             subprocess.run(["docker", "rm", "-f", "-v", container], capture_output=True, check=False)
-        for command in (["down", "-v", "--remove-orphans", "-t", "1"],):
-            subprocess.run([*self._compose, *command], capture_output=True, check=False, env=self._environment)
+        down = [*self._compose, "down", "-v", "--remove-orphans", "-t", "1"]
+        subprocess.run(down, capture_output=True, check=False, env=self._environment)
         subprocess.run(["docker", "rmi", "-f", self.image], capture_output=True, check=False)
         left = self.all() + run("docker", "network", "ls", "--filter", f"name={self.project}", "-q").split()
         left += run("docker", "volume", "ls", "--filter", f"name={self.project}", "-q").split()
