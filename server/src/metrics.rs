@@ -20,6 +20,8 @@ pub struct Metrics {
     /// Streams of jobs that are open.
     pub job_streams: IntGauge,
     pub queries: IntCounter,
+    /// 1 while this process leads its root.
+    pub leading: IntGauge,
 }
 
 impl Metrics {
@@ -31,8 +33,11 @@ impl Metrics {
             registry.register(Box::new(counter.clone()))?;
             Ok(counter)
         };
-        let streams = IntGauge::with_opts(Opts::new("forebay_job_streams", "Open streams of jobs."))?;
-        registry.register(Box::new(streams.clone()))?;
+        let gauge = |name: &str, help: &str| -> prometheus::Result<IntGauge> {
+            let gauge = IntGauge::with_opts(Opts::new(name, help))?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok(gauge)
+        };
         Ok(Self {
             rows_materialized: counter("forebay_materialized_rows_total", "Rows stored by this worker.")?,
             bytes_materialized: counter("forebay_materialized_bytes_total", "Parquet bytes stored by this worker.")?,
@@ -42,7 +47,8 @@ impl Metrics {
             rows_served: counter("forebay_served_rows_total", "Rows handed to consumers of jobs by this worker.")?,
             epochs_published: counter("forebay_epochs_published_total", "Epochs published by this dispatcher.")?,
             queries: counter("forebay_queries_total", "SQL queries planned here.")?,
-            job_streams: streams,
+            job_streams: gauge("forebay_job_streams", "Open streams of jobs.")?,
+            leading: gauge("forebay_leading", "1 while this process leads its root, 0 while it stands by or only works.")?,
             registry,
         })
     }
