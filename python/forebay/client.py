@@ -56,8 +56,21 @@ def connect(server: str | None = None, *, root: str | os.PathLike | None = None,
 
 # How long a client waits for a server, or for the next leader: longer than a takeover.
 _PATIENCE = 15.0
+# A host that is cut off sends nothing, not even the end of its connections: silence is asked about after so many milliseconds, and means the end
+# after as many more.
+_PING, _SILENCE = 10_000, 10_000
 # How a standby names the leader.
 _LEADER = re.compile(r"the leader is (grpc://[^\s;,]+)")
+
+
+def _open(uri: str) -> flight.FlightClient:
+    """A connection that notices when the other side is gone without a word."""
+    options = [
+        ("grpc.keepalive_time_ms", _PING),
+        ("grpc.keepalive_timeout_ms", _SILENCE),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+    return flight.connect(uri, generic_options=options)
 
 
 class Client:
@@ -87,7 +100,7 @@ class Client:
                 asked.add(address)
                 try:
                     with translated():
-                        found = flight.connect(_location(address))
+                        found = _open(_location(address))
                         list(found.do_action(_action("forebay.datasets", {"op": "list"}), self._probe))
                     self.flight, self.address = found, address
                     return
@@ -108,7 +121,7 @@ class Client:
         if not uris:
             return self.flight
         if uris[0] not in self._places:
-            self._places[uris[0]] = flight.connect(uris[0])
+            self._places[uris[0]] = _open(uris[0])
         return self._places[uris[0]]
 
     def info(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:

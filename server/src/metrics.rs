@@ -30,6 +30,8 @@ pub struct Metrics {
     /// Streams of jobs that are open.
     pub job_streams: IntGauge,
     pub queries: IntCounter,
+    /// 1 while this process leads its root.
+    pub leading: IntGauge,
 }
 
 impl Metrics {
@@ -41,8 +43,11 @@ impl Metrics {
             registry.register(Box::new(counter.clone()))?;
             Ok(counter)
         };
-        let streams = IntGauge::with_opts(Opts::new("forebay_job_streams", "Open streams of jobs."))?;
-        registry.register(Box::new(streams.clone()))?;
+        let gauge = |name: &str, help: &str| -> prometheus::Result<IntGauge> {
+            let gauge = IntGauge::with_opts(Opts::new(name, help))?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok(gauge)
+        };
         Ok(Self {
             rows_materialized: counter("forebay_materialized_rows_total", "Rows stored by this worker.")?,
             bytes_materialized: counter("forebay_materialized_bytes_total", "Parquet bytes stored by this worker.")?,
@@ -64,7 +69,8 @@ impl Metrics {
             )?,
             epochs_published: counter("forebay_epochs_published_total", "Epochs published by this dispatcher.")?,
             queries: counter("forebay_queries_total", "SQL queries planned here.")?,
-            job_streams: streams,
+            job_streams: gauge("forebay_job_streams", "Open streams of jobs.")?,
+            leading: gauge("forebay_leading", "1 while this process leads its root, 0 while it stands by or only works.")?,
             registry,
         })
     }

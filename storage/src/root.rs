@@ -5,13 +5,14 @@
 //! DataFusion, 0.14 under slatedb); nobody else sees the difference. Credentials come from the standard environment variables and never
 //! enter a message.
 
+mod doubtful;
 mod durable;
 mod errors;
 pub(crate) mod listing;
 mod remote;
 
 use forebay_core::ids::DatasetName;
-use forebay_core::{Error, Kind, Result};
+use forebay_core::{Error, Result};
 use object_store::path::Path as StorePath;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode};
 use std::fmt;
@@ -205,29 +206,55 @@ fn prepare_folder(path: &Path, create: bool, syncer: &dyn Syncer) -> Result<Path
     }
 }
 
-/// Commits rest on "create only if absent". A store that ignores the condition would let two writers overwrite each other without a sign.
+/// What a store made of three creates of one object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Creates {
+    /// One landed at most.
+    Honoured,
+    /// Two that raced landed both.
+    Raced,
+    /// One landed over another that was there.
+    Ignored,
+}
+
+/// Commits rest on "create only if absent". A store that ignores the condition, or looks at it before it writes, would let two writers overwrite
+/// each other without a sign.
 async fn probe_conditional_writes(store: &dyn ObjectStore, shown: &str) -> Result<()> {
     let path = StorePath::from(format!("_forebay_probe/{}", uuid::Uuid::new_v4().simple()));
-    let place = format!("{shown}/{path}");
-    let create = || store.put_opts(&path, "first".into(), PutMode::Create.into());
-    // A put that timed out or met a 5xx may have landed: asked again, it exists already, which says as much.
-    match listing::again(create, |e| matches!(e, object_store::Error::Generic { .. })).await {
-        Ok(_) | Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
-        // An object that is about to be made can't be missing.
-        Err(object_store::Error::NotFound { .. }) => return Err(unnamed("write to the root", shown, "NoSuchBucket")),
-        Err(e) => return Err(store_error("write to the root", &place, &e)),
-    }
-    let create = || store.put_opts(&path, "second".into(), PutMode::Create.into());
-    let second = listing::again(create, |e| matches!(e, object_store::Error::Generic { .. })).await;
+    let found = create_thrice(store, &path).await;
     if let Err(e) = store.delete(&path).await {
         tracing::warn!(path = %path, error = %redact(&e.to_string()), "the probe object could not be deleted");
     }
-    match second {
-        Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => Ok(()),
-        Ok(_) => Err(Error::unsupported(format!("the store at {shown} ignores conditional writes: it let an object be created twice"))
-            .with_remedy("use a store that honours If-None-Match on PUT; commits aren't safe on this one")),
-        Err(e) => Err(Error { kind: Kind::Unsupported, ..store_error("make a conditional write", &place, &e) }),
-    }
+    let what = match found {
+        Ok(Creates::Honoured) => return Ok(()),
+        Ok(Creates::Raced) => "doesn't keep conditional writes apart: it let two writers create an object at once",
+        Ok(Creates::Ignored) => "ignores conditional writes: it let an object be created twice",
+        // An object that is about to be made can't be missing.
+        Err(object_store::Error::NotFound { .. }) => return Err(unnamed("write to the root", shown, "NoSuchBucket")),
+        Err(e) => return Err(store_error("write to the root", &format!("{shown}/{path}"), &e)),
+    };
+    Err(Error::unsupported(format!("the store at {shown} {what}"))
+        .with_remedy("use a store that honours If-None-Match on PUT, for racing writers too; commits aren't safe on this one"))
+}
+
+async fn create_thrice(store: &dyn ObjectStore, path: &StorePath) -> object_store::Result<Creates> {
+    use object_store::Error as E;
+    let create = async |body: &'static str| {
+        let put = || store.put_opts(path, body.into(), PutMode::Create.into());
+        // A put that timed out or met a 5xx may have landed: asked again, it exists already, which says as much.
+        match listing::again(put, |e| matches!(e, E::Generic { .. })).await {
+            Ok(_) => Ok(true),
+            Err(E::AlreadyExists { .. } | E::Precondition { .. }) => Ok(false),
+            Err(e) => Err(e),
+        }
+    };
+    let (first, rival) = tokio::join!(create("first"), create("rival"));
+    let raced = first? && rival?;
+    Ok(match (create("late").await?, raced) {
+        (true, _) => Creates::Ignored,
+        (false, true) => Creates::Raced,
+        (false, false) => Creates::Honoured,
+    })
 }
 
 #[cfg(test)]

@@ -8,5 +8,6 @@ mod cluster;
 mod disks;
 mod layering;
 mod materialize;
+mod s3;
 mod serve;
 mod support;

@@ -84,6 +84,7 @@ impl Parts {
         compute: Compute,
     ) -> Result<RunningEngine> {
         let engine = Arc::new(self.engine);
+        engine.metrics().leading.set(i64::from(self.owner.is_some()));
         let (stop, worker_stop) = (CancellationToken::new(), CancellationToken::new());
         let worker = match &self.owner {
             None => None,

@@ -218,6 +218,7 @@ impl Life {
     fn stand_by(&self, leader: Option<String>) {
         // Its own old heartbeat is no leader to send anybody to.
         let leader = leader.filter(|l| *l != self.address).map(|l| format!("grpc://{l}"));
+        self.metrics.leading.set(0);
         self.door.close(standby(leader.as_deref()), leader.clone());
         *self.now.0.write() = Phase::Standby(leader);
     }
@@ -265,6 +266,7 @@ impl Life {
         let control = ControlService::new(Arc::new(control), Gate::new(config.token.as_deref(), key));
         self.door.open(flight, Some(control));
         *self.now.0.write() = Phase::Leading(engine);
+        self.metrics.leading.set(1);
         tracing::info!(address = %self.address, "this dispatcher leads");
         tokio::select! {
             ended = &mut owner.task => match ended {

@@ -47,7 +47,8 @@ macro_rules! opener {
                         for (key, value) in client {
                             builder = builder.with_config($key::Client(key), value);
                         }
-                        Arc::new(PrefixStore::new(builder.build().map_err(|e| bad(url, &e))?, prefix))
+                        let store = super::super::doubtful::$name::Doubtful(builder.build().map_err(|e| bad(url, &e))?);
+                        Arc::new(PrefixStore::new(store, prefix))
                     }};
                 }
                 Ok(match url.scheme() {

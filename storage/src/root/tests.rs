@@ -233,9 +233,12 @@ fn errors_of_the_disk_say_what_happened() {
     assert_eq!(store_error("write", "x", &refused).kind, Kind::Unavailable);
 }
 
-/// A store that takes every put, condition or not.
+/// A store that takes every put, condition or not; or that looks at the condition before it gives others their turn, and then writes.
 #[derive(Debug)]
-struct Careless(object_store::memory::InMemory);
+struct Careless {
+    inner: object_store::memory::InMemory,
+    looks: bool,
+}
 
 impl std::fmt::Display for Careless {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -246,32 +249,36 @@ impl std::fmt::Display for Careless {
 #[async_trait::async_trait]
 impl ObjectStore for Careless {
     async fn put_opts(&self, path: &StorePath, payload: PutPayload, _: PutOptions) -> object_store::Result<object_store::PutResult> {
-        self.0.put_opts(path, payload, PutOptions::default()).await
+        if self.looks && self.inner.head(path).await.is_ok() {
+            return Err(object_store::Error::AlreadyExists { path: path.to_string(), source: "it is there".into() });
+        }
+        tokio::task::yield_now().await;
+        self.inner.put_opts(path, payload, PutOptions::default()).await
     }
     async fn put_multipart_opts(
         &self,
         path: &StorePath,
         options: PutMultipartOptions,
     ) -> object_store::Result<Box<dyn object_store::MultipartUpload>> {
-        self.0.put_multipart_opts(path, options).await
+        self.inner.put_multipart_opts(path, options).await
     }
     async fn get_opts(&self, path: &StorePath, options: object_store::GetOptions) -> object_store::Result<object_store::GetResult> {
-        self.0.get_opts(path, options).await
+        self.inner.get_opts(path, options).await
     }
     fn delete_stream(
         &self,
         paths: futures::stream::BoxStream<'static, object_store::Result<StorePath>>,
     ) -> futures::stream::BoxStream<'static, object_store::Result<StorePath>> {
-        self.0.delete_stream(paths)
+        self.inner.delete_stream(paths)
     }
     fn list(&self, prefix: Option<&StorePath>) -> futures::stream::BoxStream<'static, object_store::Result<object_store::ObjectMeta>> {
-        self.0.list(prefix)
+        self.inner.list(prefix)
     }
     async fn list_with_delimiter(&self, prefix: Option<&StorePath>) -> object_store::Result<object_store::ListResult> {
-        self.0.list_with_delimiter(prefix).await
+        self.inner.list_with_delimiter(prefix).await
     }
     async fn copy_opts(&self, from: &StorePath, to: &StorePath, options: CopyOptions) -> object_store::Result<()> {
-        self.0.copy_opts(from, to, options).await
+        self.inner.copy_opts(from, to, options).await
     }
 }
 
@@ -280,7 +287,11 @@ async fn a_store_without_conditional_writes_is_refused() {
     let good = object_store::memory::InMemory::new();
     probe_conditional_writes(&good, "s3://good").await.unwrap();
     assert!(good.list(None).try_collect::<Vec<_>>().await.unwrap().is_empty(), "the probe stayed");
-    let error = probe_conditional_writes(&Careless(object_store::memory::InMemory::new()), "s3://careless").await.unwrap_err();
-    assert_eq!(error.kind, Kind::Unsupported);
-    assert!(error.message.contains("s3://careless"));
+    for (looks, what) in [(false, "ignores conditional writes"), (true, "let two writers create an object at once")] {
+        let careless = Careless { inner: object_store::memory::InMemory::new(), looks };
+        let error = probe_conditional_writes(&careless, "s3://careless").await.unwrap_err();
+        assert_eq!(error.kind, Kind::Unsupported);
+        assert!(error.message.contains("s3://careless") && error.message.contains(what), "{error}");
+        assert!(careless.inner.list(None).try_collect::<Vec<_>>().await.unwrap().is_empty(), "the probe stayed");
+    }
 }

@@ -45,7 +45,7 @@ fn s13_a_standby_takes_over_while_a_job_streams_and_the_stream_goes_on() {
 }
 
 /// Whom a standby names.
-async fn leader_by(address: &str) -> Option<String> {
+pub async fn leader_by(address: &str) -> Option<String> {
     let limit = Duration::from_secs(1);
     let control = ControlClient::connect(&format!("grpc://{address}"), None, limit).await.ok()?;
     let call = Call { worker: WorkerName("nobody".to_owned()), instance: "none".to_owned(), ask: Ask::Beat(Beat::default()) };

@@ -1,7 +1,7 @@
 //! Dispatchers and workers in processes of their own, killed, paused and drained.
 
-mod support;
+pub mod support;
 
 mod jobs;
-mod leaders;
-mod runs;
+pub mod leaders;
+pub mod runs;

@@ -6,15 +6,15 @@ use std::time::Duration;
 use super::support::{Cluster, LEASE, TAKEOVER};
 use crate::support::{Home, eventually, text};
 
-const STEP: &str = "SELECT n, encode(sha256(CAST(n AS VARCHAR)), 'hex') AS h FROM input";
+pub const STEP: &str = "SELECT n, encode(sha256(CAST(n AS VARCHAR)), 'hex') AS h FROM input";
 
 /// All stored rows in key order, as text.
-fn stored(sql: impl Fn(&str) -> String) -> String {
+pub fn stored(sql: impl Fn(&str) -> String) -> String {
     sql("SELECT _id, _source, n, h FROM numbers ORDER BY _id")
 }
 
 /// The same pipeline over the same files in one process.
-fn alone(cluster: &Cluster) -> String {
+pub fn alone(cluster: &Cluster) -> String {
     let home = Home::new();
     for entry in std::fs::read_dir(cluster.home.path("data")).unwrap() {
         let path = entry.unwrap().path();
@@ -27,7 +27,7 @@ fn alone(cluster: &Cluster) -> String {
     stored(|query| home.ok(&["sql", query, "--format", "csv"]))
 }
 
-fn staged(cluster: &Cluster) -> i64 {
+pub fn staged(cluster: &Cluster) -> i64 {
     cluster.number("SELECT count(*) AS n FROM system.tasks WHERE state = 'staged'")
 }
 

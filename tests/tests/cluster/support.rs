@@ -31,7 +31,11 @@ pub struct Cluster {
 impl Cluster {
     /// Files `data/*.csv` with `rows` numbers each, and the pipeline `p.toml` over them.
     pub fn new(files: usize, rows: usize, step: &str) -> Self {
-        let home = Home::new();
+        Self::at(Home::new(), files, rows, step)
+    }
+
+    /// The same at a home that has its root elsewhere.
+    pub fn at(home: Home, files: usize, rows: usize, step: &str) -> Self {
         for file in 0..files {
             let lines: String = (0..rows).map(|n| format!("{}\n", file * rows + n)).collect();
             home.write(&format!("data/f{file:02}.csv"), format!("n\n{lines}"));
@@ -43,7 +47,11 @@ impl Cluster {
 
     /// Each file is a task or two, and takes a second behind the step without using the processor, so that a run lasts long enough to be disturbed anywhere.
     pub fn napping(files: usize, rows: usize, step: &str) -> Self {
-        let cluster = Self::new(files, rows, step);
+        Self::napping_at(Home::new(), files, rows, step)
+    }
+
+    pub fn napping_at(home: Home, files: usize, rows: usize, step: &str) -> Self {
+        let cluster = Self::at(home, files, rows, step);
         let nap = "[source.options]\ntask_size = \"1KB\"\n[[steps]]\nname = \"nap\"\npython = \"nap:nap\"\n";
         cluster.home.write("p.toml", csv_pipeline("numbers", step, nap));
         let code =

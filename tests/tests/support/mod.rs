@@ -28,11 +28,17 @@ pub fn repo() -> PathBuf {
 /// A temporary folder with a root in it, and files of the test's own beside it.
 pub struct Home {
     pub dir: tempfile::TempDir,
+    /// Where the root is; in the folder unless it is set.
+    pub at: Option<String>,
+    /// Environment of every command.
+    pub env: Vec<(String, String)>,
+    /// Where commands write their stderr, at the end; the test's own unless it is set.
+    pub stderr: Option<PathBuf>,
 }
 
 impl Home {
     pub fn new() -> Self {
-        Self { dir: tempfile::tempdir().expect("a temporary folder") }
+        Self { dir: tempfile::tempdir().expect("a temporary folder"), at: None, env: Vec::new(), stderr: None }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -40,7 +46,7 @@ impl Home {
     }
 
     pub fn root(&self) -> String {
-        self.path("root").display().to_string()
+        self.at.clone().unwrap_or_else(|| self.path("root").display().to_string())
     }
 
     pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
@@ -57,6 +63,10 @@ impl Home {
         for name in ["FOREBAY_SERVER", "FOREBAY_TOKEN", "FOREBAY_CRASH_AT", "FOREBAY_DISPATCHER"] {
             command.env_remove(name);
         }
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("AWS_")) {
+            command.env_remove(name);
+        }
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command
     }
 
@@ -101,7 +111,10 @@ impl Home {
     /// Starts a process that says with `--json` where it listens, and waits until it does.
     pub fn start(&self, args: &[&str]) -> Server {
         let mut command = self.command(args);
-        let mut child = command.arg("--json").stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().expect("it starts");
+        let stderr = self.stderr.as_ref().map_or_else(Stdio::inherit, |path| {
+            std::fs::File::options().create(true).append(true).open(path).expect("the log").into()
+        });
+        let mut child = command.arg("--json").stdout(Stdio::piped()).stderr(stderr).spawn().expect("it starts");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("stdout")).read_line(&mut line).expect("a line");
         let started: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("forebay {args:?} printed {line:?}: {e}"));
