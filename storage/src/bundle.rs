@@ -24,7 +24,7 @@ use std::ops::Range;
 pub use crate::delta::BUNDLES;
 
 const MAGIC: &[u8; 8] = b"FBTXT\0\0\x01";
-/// Length of the table (u64), XXH-free digest of it (16 bytes of BLAKE3), the magic with the version of the layout.
+/// Length of the table (u64), its digest (16 bytes of BLAKE3), the magic with the version of the layout.
 const TAIL: usize = 8 + 16 + 8;
 /// A table is a few kilobytes; a longer one is not ours.
 const MAX_TABLE: u64 = 16 << 20;
@@ -91,8 +91,11 @@ impl Table {
         let found: Self = serde_json::from_slice(table).map_err(|e| corrupt(e.to_string()))?;
         let inside = |from: u64, to: u64, end: u64| from <= to && to <= end;
         let files = found.files.values().all(|(from, to)| inside(*from, *to, end));
-        let ranges = found.ranges.iter().all(|(file, from, to)| found.files.get(file).is_some_and(|(a, b)| inside(*from, *to, b - a)));
-        let covered: u64 = found.ranges.iter().map(|(_, from, to)| to.saturating_sub(*from)).sum();
+        let ranges = found
+            .ranges
+            .iter()
+            .all(|(file, from, to)| found.files.get(file).is_some_and(|(a, b)| inside(*from, *to, b.saturating_sub(*a))));
+        let covered = found.ranges.iter().fold(0u64, |sum, (_, from, to)| sum.saturating_add(to.saturating_sub(*from)));
         if !files || !ranges || !inside(found.hot.0, found.hot.1, end) || covered != found.hot.1 - found.hot.0 {
             return Err(corrupt("it names bytes outside of the object".into()));
         }

@@ -8,5 +8,6 @@ mod cluster;
 mod disks;
 mod layering;
 mod materialize;
+mod search;
 mod serve;
 mod support;

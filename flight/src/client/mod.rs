@@ -24,8 +24,8 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Endpoint;
 
 use crate::api::{
-    AckRequest, DatasetDetail, DatasetSummary, DatasetsRequest, EpochInfo, IndexProgress, IndexRequest, JobRequest, JobStatus, MaterializeProgress, MaterializeRequest,
-    PlanInfo, PlanRequest,
+    AckRequest, DatasetDetail, DatasetSummary, DatasetsRequest, EpochInfo, IndexProgress, IndexRequest, JobRequest, JobStatus,
+    MaterializeProgress, MaterializeRequest, PlanInfo, PlanRequest,
 };
 use crate::decode::schema_from_info;
 use crate::status::from_status;

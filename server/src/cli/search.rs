@@ -45,7 +45,7 @@ Tokenizers: default (words in lower case), raw (the whole value as one word), cj
 pub(super) struct SearchArgs {
     /// NAME or NAME@v3
     dataset: String,
-    /// Words, \"phrases\", column:word, AND OR NOT -word ( ), begin*, near~
+    /// Words, "phrases", column:word, AND OR NOT -word ( ), begin*, near~
     #[arg(allow_hyphen_values = true)]
     query: String,
     /// Rows to find
@@ -89,7 +89,9 @@ fn tokenizer(text: &str) -> Result<String> {
 pub(super) async fn search(connection: &Connection, args: SearchArgs, out: &Output) -> Outcome {
     let format = match (args.format, out.json) {
         (Some(format), true) if format != Format::Json => {
-            return Err(Error::bad_input(format!("--json and --format {format} contradict each other")).with_remedy("give one of them").into());
+            return Err(Error::bad_input(format!("--json and --format {format} contradict each other"))
+                .with_remedy("give one of them")
+                .into());
         }
         (Some(format), _) => format,
         (None, true) => Format::Json,
@@ -100,7 +102,8 @@ pub(super) async fn search(connection: &Connection, args: SearchArgs, out: &Outp
             None => (args.dataset.as_str(), None),
             Some((name, version)) => {
                 let number = version.parse().map_err(|_| {
-                    Error::bad_input(format!("`{}` does not name a version", args.dataset.escape_debug())).with_remedy("write it as NAME@v3")
+                    Error::bad_input(format!("`{}` does not name a version", args.dataset.escape_debug()))
+                        .with_remedy("write it as NAME@v3")
                 })?;
                 (name, Some(number))
             }
@@ -143,8 +146,7 @@ fn query(detail: &DatasetDetail, args: &SearchArgs) -> Result<String> {
 }
 
 pub(super) async fn index(connection: &Connection, args: IndexArgs, out: &Output) -> Outcome {
-    let request =
-        IndexRequest { dataset: args.dataset, column: args.column, tokenizer: args.tokenizer, rebuild: args.rebuild };
+    let request = IndexRequest { dataset: args.dataset, column: args.column, tokenizer: args.tokenizer, rebuild: args.rebuild };
     let started = Instant::now();
     let bar = Indexed::new();
     let last = with(connection, Access::Change, async |client| {
@@ -156,7 +158,8 @@ pub(super) async fn index(connection: &Connection, args: IndexArgs, out: &Output
             last = Some(state);
         }
         Ok(last.filter(|l| l.state != "running").ok_or_else(|| {
-            Error::new(forebay_core::Kind::Unavailable, "the server ended while it built the index").with_remedy("run the same command again")
+            Error::new(forebay_core::Kind::Unavailable, "the server ended while it built the index")
+                .with_remedy("run the same command again")
         })?)
     })
     .await;
@@ -203,7 +206,9 @@ mod tests {
     fn a_search_is_one_select() {
         assert_eq!(
             query(&detail(), &args(&[], Some((0, 2)))).ok().as_deref(),
-            Some("SELECT _score, epoch, _id, \"Caption\" FROM search(\"photos@v3\", 'it''s red', 5) WHERE epoch >= 0 AND epoch < 2 ORDER BY _score DESC, epoch, _id")
+            Some(
+                "SELECT _score, epoch, _id, \"Caption\" FROM search(\"photos@v3\", 'it''s red', 5) WHERE epoch >= 0 AND epoch < 2 ORDER BY _score DESC, epoch, _id"
+            )
         );
         assert!(query(&detail(), &args(&["label", "_id"], None)).is_ok_and(|q| q.starts_with("SELECT _score, epoch, _id, \"label\" FROM")));
         let error = query(&detail(), &args(&["labl"], None)).map_or_else(|e| e.to_string(), |q| q);

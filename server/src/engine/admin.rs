@@ -112,13 +112,12 @@ impl Engine {
     async fn detail(&self, name: &str, version: Option<u64>) -> Result<DatasetDetail> {
         let v = self.known(name, version.map(VersionId)).await?;
         let texts = v.text_columns();
-        let columns =
-            v.schema.fields().iter().map(|f| ColumnInfo {
-                name: f.name().clone(),
-                r#type: types::type_name(f),
-                nullable: f.is_nullable(),
-                text_index: texts.get(f.name()).map(ToString::to_string),
-            });
+        let columns = v.schema.fields().iter().map(|f| ColumnInfo {
+            name: f.name().clone(),
+            r#type: types::type_name(f),
+            nullable: f.is_nullable(),
+            text_index: texts.get(f.name()).map(ToString::to_string),
+        });
         Ok(DatasetDetail {
             summary: summary(&v),
             fingerprint: v.properties.get(property::FINGERPRINT).cloned().unwrap_or_default(),

@@ -94,7 +94,8 @@ impl Engine {
             _busy: busy,
         };
         let work = self.compute().spawn(run.to_end());
-        Ok(stream::unfold((answers, Stop(work)), |(mut answers, work)| async move { Some((answers.recv().await?, (answers, work))) }).boxed())
+        Ok(stream::unfold((answers, Stop(work)), |(mut answers, work)| async move { Some((answers.recv().await?, (answers, work))) })
+            .boxed())
     }
 }
 
@@ -111,7 +112,8 @@ impl Drop for Stop {
 fn columns(version: &DatasetVersion, column: &str, tokenizer: Option<Tokenizer>) -> Result<TextColumns> {
     let mut columns = version.text_columns();
     let tokenizer = tokenizer.or_else(|| columns.get(column).copied()).unwrap_or_default();
-    check_columns(&[(column.to_owned(), tokenizer)].into(), &version.schema).map_err(|e| e.context(format!("dataset `{}`", version.name)))?;
+    check_columns(&[(column.to_owned(), tokenizer)].into(), &version.schema)
+        .map_err(|e| e.context(format!("dataset `{}`", version.name)))?;
     columns.insert(column.to_owned(), tokenizer);
     Ok(columns)
 }

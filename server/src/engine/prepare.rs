@@ -140,16 +140,21 @@ fn join_index(spec: &mut PipelineSpec, stored: &DatasetVersion) -> Result<()> {
         match columns.get(&column) {
             Some(has) if *has == wanted => {}
             Some(has) => {
-                return Err(Error::failed_precondition(format!("index.text: `{column}` is indexed as {has}, and the pipeline says {wanted}"))
-                    .with_remedy(build(format!(" --tokenizer \"{wanted}\""))));
+                return Err(Error::failed_precondition(format!(
+                    "index.text: `{column}` is indexed as {has}, and the pipeline says {wanted}"
+                ))
+                .with_remedy(build(format!(" --tokenizer \"{wanted}\""))));
             }
             None if stored.epochs().is_empty() => {
                 columns.insert(column, wanted);
             }
             None => {
                 let how = if wanted == Default::default() { String::new() } else { format!(" --tokenizer \"{wanted}\"") };
-                return Err(Error::failed_precondition(format!("index.text: the epochs of `{}` that exist have no index of `{column}`", stored.name))
-                    .with_remedy(build(how)));
+                return Err(Error::failed_precondition(format!(
+                    "index.text: the epochs of `{}` that exist have no index of `{column}`",
+                    stored.name
+                ))
+                .with_remedy(build(how)));
             }
         }
     }

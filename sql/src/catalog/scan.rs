@@ -141,7 +141,8 @@ impl Reader {
 
     /// Some rows of a row group; a group without any is not opened.
     async fn read_rows(&self, group: Group, rows: Vec<Range<u64>>) -> DfResult<Vec<RecordBatch>> {
-        let count = usize::try_from(rows.iter().map(|r| r.end - r.start).sum::<u64>()).map_err(|e| DataFusionError::External(Box::new(e)))?;
+        let count =
+            usize::try_from(rows.iter().map(|r| r.end - r.start).sum::<u64>()).map_err(|e| DataFusionError::External(Box::new(e)))?;
         if count == 0 {
             return Ok(Vec::new());
         }

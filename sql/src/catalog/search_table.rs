@@ -32,7 +32,7 @@ use super::prune::prune;
 use super::search::SearchCall;
 use super::table::{EPOCH, sql_schema};
 use crate::guard::from_error;
-use crate::text::{Condition, Hit, TextIndexes, rank_shards};
+use crate::text::{Condition, Hit, ShardIndex, TextIndexes, rank_shards};
 
 /// The column that ranks.
 const SCORE: &str = "_score";
@@ -92,7 +92,7 @@ impl TableProvider for SearchTable {
             let columns = filter.column_refs();
             !columns.is_empty() && columns.iter().all(|c| c.name == EPOCH)
         };
-        let answer = |f| if on_epoch(f) { TableProviderFilterPushDown::Inexact } else { TableProviderFilterPushDown::Unsupported };
+        let answer = |f: &&Expr| if on_epoch(f) { TableProviderFilterPushDown::Inexact } else { TableProviderFilterPushDown::Unsupported };
         Ok(filters.iter().map(answer).collect())
     }
 
@@ -216,7 +216,7 @@ impl SearchTable {
             let index = self.indexes.get(&self.version.name, meta).await.map_err(|e| self.unusable(e))?;
             Ok::<_, Error>((shard, index.ok_or_else(|| Error::internal("a shard without the index that was checked"))?))
         });
-        let open = open.buffered(AT_ONCE).try_collect().await?;
+        let open: Vec<(usize, Arc<ShardIndex>)> = open.buffered(AT_ONCE).try_collect().await?;
         let hits = rank_shards(open, self.condition.clone(), limit).await?;
         self.assemble(schema, &hits).await
     }
@@ -238,7 +238,10 @@ impl SearchTable {
             self.version.name,
             first.epoch
         ))
-        .with_remedy(format!("build it with `forebay index {} {column}`, or filter by text_match, which reads such shards row by row", self.version.name)))
+        .with_remedy(format!(
+            "build it with `forebay index {} {column}`, or filter by text_match, which reads such shards row by row",
+            self.version.name
+        )))
     }
 
     fn unusable(&self, error: Error) -> Error {

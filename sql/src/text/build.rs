@@ -30,6 +30,8 @@ use super::tokenize::analyzer;
 
 /// Bytes that one shard's index may hold while it is built; what is more goes to local disk and is merged at the end.
 pub const MEMORY_BUDGET: usize = 64 << 20;
+/// Rows between two looks at the memory in use.
+const CHECKED: usize = 256;
 /// The key column.
 const ID_COLUMN: &str = "_id";
 
@@ -52,7 +54,7 @@ impl BuildRequest<'_> {
     ///
     /// # Errors
     /// `Cancelled` when `go_on` says no; what the store, the local disk and the shard say.
-    pub async fn shard(&self, shard: &ShardMeta, go_on: impl Fn() -> bool + Sync) -> Result<BundleMeta> {
+    pub async fn shard(&self, shard: &ShardMeta, go_on: impl Fn() -> bool + Send + Sync) -> Result<BundleMeta> {
         let name = bundle_name(shard, self.columns, &format!("{FORMAT}{}", self.variant));
         let about = self.about(shard);
         let said = serde_json::to_value(&about).map_err(|e| Error::internal(e.to_string()))?;
@@ -61,11 +63,13 @@ impl BuildRequest<'_> {
         {
             return Ok(BundleMeta { path: name, size, digest, columns: self.columns.clone() });
         }
-        let mut builder = Some(blocking({
-            let (about, memory) = (about.clone(), self.memory);
-            move || Builder::new(about, memory)
-        })
-        .await?);
+        let mut builder = Some(
+            blocking({
+                let (about, memory) = (about.clone(), self.memory);
+                move || Builder::new(about, memory)
+            })
+            .await?,
+        );
         let mut wanted: Vec<String> = vec![ID_COLUMN.to_owned()];
         wanted.extend(about.part.then(|| PART_COLUMN.to_owned()));
         wanted.extend(self.columns.keys().cloned());
@@ -175,13 +179,21 @@ impl Builder {
         let column = |name: &str| batch.column_by_name(name).ok_or_else(|| Error::internal(format!("rows without `{name}`")));
         let ids = column(ID_COLUMN)?.as_primitive_opt::<Int64Type>().ok_or_else(|| Error::internal("`_id` is no 64-bit integer"))?.clone();
         let parts = match self.about.part {
-            true => Some(column(PART_COLUMN)?.as_primitive_opt::<Int32Type>().ok_or_else(|| Error::internal("`_part` is no 32-bit integer"))?.clone()),
+            true => Some(
+                column(PART_COLUMN)?
+                    .as_primitive_opt::<Int32Type>()
+                    .ok_or_else(|| Error::internal("`_part` is no 32-bit integer"))?
+                    .clone(),
+            ),
             false => None,
         };
         let texts: Vec<ArrayRef> = self.about.columns.keys().map(|name| text(column(name)?)).collect::<Result<_>>()?;
         let field = |name: &str| self.schema.get_field(name).map_err(failed);
         let (absent, id) = (field(ABSENT)?, field(ID)?);
         let part = if parts.is_some() { Some(field(PART)?) } else { None };
+        if batch.num_rows() == 0 {
+            return Ok(());
+        }
         let mut open = self.piece()?;
         for row in 0..batch.num_rows() {
             let mut document = TantivyDocument::new();
@@ -198,8 +210,12 @@ impl Builder {
                 }
             }
             open.add_document(document).map_err(failed)?;
-            if open.mem_usage() > self.memory {
+            let last = row + 1 == batch.num_rows();
+            if (last || (row + 1) % CHECKED == 0) && open.mem_usage() > self.memory {
                 self.pieces.push(open.finalize().map_err(failed)?);
+                if last {
+                    return Ok(());
+                }
                 open = self.piece()?;
             }
         }
@@ -209,18 +225,24 @@ impl Builder {
 
     /// Merges the pieces, in their order, into one segment.
     fn merge(&mut self) -> Result<PathBuf> {
-        let open = self.piece()?;
-        let place = |i: usize| format!("piece-{i}");
         if self.pieces.is_empty() {
-            open.finalize().map_err(failed)?;
-            return Ok(self.folder.path().join(place(0)));
+            self.piece()?.finalize().map_err(failed)?;
+            return Ok(self.folder.path().join("piece-0"));
         }
-        self.pieces.push(open.finalize().map_err(failed)?);
+        if let Some(open) = self.open.take() {
+            self.pieces.push(open.finalize().map_err(failed)?);
+        }
         let (path, directory) = self.directory("whole")?;
-        // A piece without documents has a segment of its own; merged, it adds nothing.
         merge_indices(&self.pieces, directory).map_err(failed)?;
         self.pieces.clear();
         Ok(path)
+    }
+
+    /// The finished index in its folder, for tests that need no bundle.
+    #[cfg(test)]
+    pub(super) fn whole(mut self) -> Result<(TempDir, PathBuf)> {
+        let path = self.merge()?;
+        Ok((self.folder, path))
     }
 
     /// Ends the index and puts it into a bundle file.

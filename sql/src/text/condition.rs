@@ -67,7 +67,7 @@ impl Condition {
                 used[column] = true;
             }
         });
-        let places: Vec<usize> = used.iter().scan(0, |next, used| Some(std::mem::replace(next, *next + usize::from(*used)))).collect();
+        let places: Vec<usize> = (0..used.len()).map(|column| used[..column].iter().filter(|u| **u).count()).collect();
         condition.test.renumber(&places);
         let mut keep = used.iter();
         condition.columns.retain(|_| keep.next().copied().unwrap_or(false));
@@ -107,7 +107,9 @@ impl Condition {
 impl Test {
     fn column(&self) -> Option<usize> {
         match self {
-            Self::Term { column, .. } | Self::Phrase { column, .. } | Self::Prefix { column, .. } | Self::Fuzzy { column, .. } => Some(*column),
+            Self::Term { column, .. } | Self::Phrase { column, .. } | Self::Prefix { column, .. } | Self::Fuzzy { column, .. } => {
+                Some(*column)
+            }
             Self::Always(_) | Self::All(_) | Self::Any(_) | Self::Not(_) => None,
         }
     }
@@ -215,8 +217,12 @@ impl Reader<'_> {
             _ if found.is_empty() && !leaf.text.contains(char::is_alphanumeric) => return Ok(None),
             _ if found.is_empty() => Test::Always(false),
             Kind::Fuzzy(_) if many => {
-                return Err(wrong(self.query, leaf.at, format!("`{}~` is {} words in the column `{}`", leaf.text, found.len(), self.columns[column].0))
-                    .with_remedy("`~` stands behind one word"));
+                return Err(wrong(
+                    self.query,
+                    leaf.at,
+                    format!("`{}~` is {} words in the column `{}`", leaf.text, found.len(), self.columns[column].0),
+                )
+                .with_remedy("`~` stands behind one word"));
             }
             Kind::Fuzzy(edits) => Test::Fuzzy { column, text: found.swap_remove(0).1, edits },
             Kind::Prefix if one => Test::Prefix { column, text: found.swap_remove(0).1 },

@@ -10,7 +10,9 @@ use forebay_storage::bundle::{Bundle, HotRange};
 use parking_lot::Mutex;
 use tantivy::HasLen;
 use tantivy::directory::error::{DeleteError, LockError, OpenReadError, OpenWriteError};
-use tantivy::directory::{Directory, DirectoryLock, FileHandle, FileSlice, Lock, MmapDirectory, OwnedBytes, WatchCallback, WatchHandle, WritePtr};
+use tantivy::directory::{
+    Directory, DirectoryLock, FileHandle, FileSlice, Lock, MmapDirectory, OwnedBytes, WatchCallback, WatchHandle, WritePtr,
+};
 
 fn read_only() -> io::Error {
     io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "an index bundle is only read")
@@ -87,7 +89,8 @@ impl Directory for BundleDirectory {
 
     fn atomic_read(&self, path: &Path) -> Result<Vec<u8>, OpenReadError> {
         let file = self.get_file_handle(path)?;
-        let read = file.read_bytes(0..file.len()).map_err(|e| OpenReadError::IoError { io_error: Arc::new(e), filepath: path.to_owned() })?;
+        let read =
+            file.read_bytes(0..file.len()).map_err(|e| OpenReadError::IoError { io_error: Arc::new(e), filepath: path.to_owned() })?;
         Ok(read.to_vec())
     }
 

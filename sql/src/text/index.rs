@@ -8,8 +8,8 @@ use forebay_core::{Error, Result};
 use forebay_storage::bundle::Bundle;
 use serde::{Deserialize, Serialize};
 use tantivy::collector::TopDocs;
-use tantivy::query::{BooleanQuery, EnableScoring, Occur, Query, TermQuery, Bm25StatisticsProvider};
-use tantivy::schema::{FAST, Field, INDEXED, IndexRecordOption, NumericOptions, Schema, TextFieldIndexing, TextOptions};
+use tantivy::query::{Bm25StatisticsProvider, BooleanQuery, EnableScoring, Occur, Query, TermQuery};
+use tantivy::schema::{FAST, Field, INDEXED, IndexRecordOption, Schema, TextFieldIndexing, TextOptions};
 use tantivy::{DocSet, Index, ReloadPolicy, Searcher, TERMINATED, Term};
 
 use super::compile::compile;
@@ -40,13 +40,14 @@ pub(super) struct About {
 pub(super) fn schema(columns: &TextColumns, part: bool) -> Schema {
     let mut schema = Schema::builder();
     for (i, tokenizer) in columns.values().enumerate() {
-        let indexing = TextFieldIndexing::default().set_tokenizer(&tokenizer.to_string()).set_index_option(IndexRecordOption::WithFreqsAndPositions);
+        let indexing =
+            TextFieldIndexing::default().set_tokenizer(&tokenizer.to_string()).set_index_option(IndexRecordOption::WithFreqsAndPositions);
         schema.add_text_field(&field_name(i), TextOptions::default().set_indexing_options(indexing));
     }
-    schema.add_u64_field(ABSENT, NumericOptions::from(INDEXED));
-    schema.add_i64_field(ID, NumericOptions::from(FAST));
+    schema.add_u64_field(ABSENT, INDEXED);
+    schema.add_i64_field(ID, FAST);
     if part {
-        schema.add_i64_field(PART, NumericOptions::from(FAST));
+        schema.add_i64_field(PART, FAST);
     }
     schema.build()
 }
@@ -135,7 +136,8 @@ pub(super) type Scored = (f32, u32);
 impl ShardIndex {
     /// Opens the index in a bundle, which must be of this shard.
     pub(super) fn open(bundle: Bundle, shard: &str, rows: u64) -> Result<Self> {
-        let about: About = serde_json::from_value(bundle.about().clone()).map_err(|e| Error::corrupt(format!("an index bundle without its description: {e}")))?;
+        let about: About = serde_json::from_value(bundle.about().clone())
+            .map_err(|e| Error::corrupt(format!("an index bundle without its description: {e}")))?;
         if about.format != FORMAT || about.shard != shard || about.rows != rows {
             return Err(Error::corrupt(format!("the index bundle of {shard} is of {} with {} rows", about.shard, about.rows))
                 .with_remedy("build it again: forebay index DATASET COLUMN --rebuild"));
@@ -243,7 +245,10 @@ impl ShardIndex {
         let query = compile(&condition.test, &fields);
         let limit = limit.min(usize::try_from(self.rows).unwrap_or(usize::MAX));
         let merged = Merged { all, fields: &fields };
-        let best = self.searcher.search_with_statistics_provider(&query, &TopDocs::with_limit(limit).order_by_score(), &merged).map_err(failed)?;
+        let best = self
+            .searcher
+            .search_with_statistics_provider(query.as_ref(), &TopDocs::with_limit(limit).order_by_score(), &merged)
+            .map_err(failed)?;
         Ok(best.into_iter().map(|(score, address)| (score, address.doc_id)).collect())
     }
 

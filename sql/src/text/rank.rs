@@ -1,6 +1,5 @@
 //! Ranking over shards: words are counted over all of them before any row is scored, so that scores compare.
 
-
 use std::sync::Arc;
 
 use forebay_core::{Error, Result};
@@ -15,15 +14,15 @@ const AT_ONCE: usize = 8;
 
 /// A row that was found.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Hit {
+pub(crate) struct Hit {
     /// The shard's number, as the caller gave it.
-    pub shard: usize,
+    pub(crate) shard: usize,
     /// The row's number in the shard.
-    pub row: u32,
-    pub id: i64,
-    pub part: Option<i32>,
+    pub(crate) row: u32,
+    pub(crate) id: i64,
+    pub(crate) part: Option<i32>,
     /// BM25 over all the shards.
-    pub score: f32,
+    pub(crate) score: f32,
 }
 
 /// The best rows of some shards, best first; of equal ones the first in the order of the shards and of their rows.
@@ -32,11 +31,12 @@ pub struct Hit {
 /// What disk and store say.
 pub(crate) async fn rank_shards(shards: Vec<(usize, Arc<ShardIndex>)>, condition: Arc<Condition>, limit: usize) -> Result<Vec<Hit>> {
     let all = Arc::new(frequencies(&shards, &condition).await?);
-    let found = stream::iter(shards.iter().enumerate().map(|(place, (_, index))| {
+    let mut searches = Vec::with_capacity(shards.len());
+    for (place, (_, index)) in shards.iter().enumerate() {
         let (index, condition, all) = (index.clone(), condition.clone(), all.clone());
-        async move { Ok::<_, Error>((place, blocking(move || index.best(&condition, &all, limit)).await?)) }
-    }));
-    let found: Vec<(usize, Vec<Scored>)> = found.buffered(AT_ONCE).try_collect().await?;
+        searches.push(async move { Ok::<_, Error>((place, blocking(move || index.best(&condition, &all, limit)).await?)) });
+    }
+    let found: Vec<(usize, Vec<Scored>)> = stream::iter(searches).buffered(AT_ONCE).try_collect().await?;
     let mut best: Vec<(f32, usize, u32)> =
         found.into_iter().flat_map(|(place, rows)| rows.into_iter().map(move |(score, row)| (score, place, row))).collect();
     best.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
@@ -63,13 +63,14 @@ async fn keys(shards: &[(usize, Arc<ShardIndex>)], best: Vec<(f32, usize, u32)>)
     for (i, (_, place, _)) in best.iter().enumerate() {
         by_shard.entry(*place).or_default().push(i);
     }
-    let looked_up = stream::iter(by_shard.into_iter().filter_map(|(place, hits)| {
-        let (_, index) = shards.get(place)?;
+    let mut lookups = Vec::with_capacity(by_shard.len());
+    for (place, hits) in by_shard {
+        let Some((_, index)) = shards.get(place) else { continue };
         let index = index.clone();
         let rows: Vec<u32> = hits.iter().filter_map(|i| best.get(*i).map(|(_, _, row)| *row)).collect();
-        Some(async move { Ok::<_, Error>((hits, blocking(move || index.keys(&rows)).await?)) })
-    }));
-    let looked_up: Vec<(Vec<usize>, Vec<(i64, Option<i32>)>)> = looked_up.buffered(AT_ONCE).try_collect().await?;
+        lookups.push(async move { Ok::<_, Error>((hits, blocking(move || index.keys(&rows)).await?)) });
+    }
+    let looked_up: Vec<(Vec<usize>, Vec<(i64, Option<i32>)>)> = stream::iter(lookups).buffered(AT_ONCE).try_collect().await?;
     let mut hits: Vec<(usize, Hit)> = Vec::with_capacity(best.len());
     for (places, keys) in looked_up {
         for (i, (id, part)) in places.into_iter().zip(keys) {

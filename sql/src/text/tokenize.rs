@@ -19,7 +19,9 @@ pub(crate) fn analyzer(kind: Kind) -> TextAnalyzer {
         Kind::Default => plain().build(),
         Kind::Raw => TextAnalyzer::builder(RawTokenizer::default()).filter(RemoveLongFilter::limit(LONGEST_RAW)).build(),
         Kind::Stemmed(language) => plain().filter(Stemmer::new(stemmer(language))).build(),
-        Kind::Cjk => TextAnalyzer::builder(CjkTokenizer::default()).filter(RemoveLongFilter::limit(LONGEST_WORD)).filter(LowerCaser).build(),
+        Kind::Cjk => {
+            TextAnalyzer::builder(CjkTokenizer::default()).filter(RemoveLongFilter::limit(LONGEST_WORD)).filter(LowerCaser).build()
+        }
     }
 }
 

@@ -4,8 +4,8 @@ use bytes::Bytes;
 use forebay_core::ids::DatasetName;
 use forebay_core::text::BundleMeta;
 use forebay_core::{Error, Result};
+use object_store::ObjectStoreExt;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -33,8 +33,15 @@ pub struct Bundle {
 #[derive(Debug)]
 enum Source {
     /// The root's own folder, or the cache. The open file outlives its name.
-    File { file: File, place: String },
-    Store { root: Root, path: Path, runtime: Handle },
+    File {
+        file: File,
+        place: String,
+    },
+    Store {
+        root: Root,
+        path: Path,
+        runtime: Handle,
+    },
 }
 
 impl Source {
@@ -46,9 +53,9 @@ impl Source {
                 file.read_exact_at(&mut bytes, range.start).map_err(|e| io_error("read the index bundle", place, &e))?;
                 Ok(bytes.into())
             }
-            Self::Store { root, path, runtime } => runtime
-                .block_on(root.store().get_range(path, range))
-                .map_err(|e| root.error("read the index bundle", path, &e)),
+            Self::Store { root, path, runtime } => {
+                runtime.block_on(root.store().get_range(path, range)).map_err(|e| root.error("read the index bundle", path, &e))
+            }
         }
     }
 }
@@ -99,8 +106,8 @@ impl Bundle {
             let end = source.read(from..size)?;
             let whole = |range: Range<u64>| if range.is_empty() { Ok(Bytes::new()) } else { source.read(range) };
             let opened = End::new(end, from, size).and_then(|end| {
-                let table = end.table(|missing| whole(missing))?;
-                let hot = end.hot(&table, |missing| whole(missing))?;
+                let table = end.table(&whole)?;
+                let hot = end.hot(&table, &whole)?;
                 Ok((table, hot))
             });
             let (table, hot) = opened.map_err(|e| e.context(&place))?;

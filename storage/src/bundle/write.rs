@@ -5,7 +5,7 @@ use forebay_core::ids::DatasetName;
 use forebay_core::shard::ShardMeta;
 use forebay_core::text::{BundleMeta, TextColumns};
 use forebay_core::{Error, Result};
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::ObjectStoreExt;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
@@ -41,7 +41,8 @@ pub fn bundle_name(shard: &ShardMeta, columns: &TextColumns, format: &str) -> St
         put(&tokenizer.to_string());
     }
     let stem = shard.path.rsplit('/').next().unwrap_or_default();
-    let stem: String = stem.trim_end_matches(".parquet").chars().filter(|c| c.is_ascii_alphanumeric() || "-_".contains(*c)).take(64).collect();
+    let stem: String =
+        stem.trim_end_matches(".parquet").chars().filter(|c| c.is_ascii_alphanumeric() || "-_".contains(*c)).take(64).collect();
     let mut key = short(&hash.finalize());
     key.truncate(16);
     format!("{BUNDLES}epoch={}/{stem}-{key}.idx", shard.epoch)

@@ -124,7 +124,9 @@ fn numbers(list: impl Iterator<Item = u64>) -> String {
 /// A bundle is only ever opened in the table's own private folder: a tampered log must not become another read.
 fn bundle_path(index: &BundleMeta) -> bool {
     let inside = index.path.strip_prefix(super::paths::BUNDLES);
-    inside.is_some_and(|rest| rest.split('/').all(|p| !p.is_empty() && p.chars().all(|c| c.is_ascii_alphanumeric() || "=-_.".contains(c)) && !p.starts_with('.')))
+    inside.is_some_and(|rest| {
+        rest.split('/').all(|p| !p.is_empty() && p.chars().all(|c| c.is_ascii_alphanumeric() || "=-_.".contains(c)) && !p.starts_with('.'))
+    })
 }
 
 impl Add {

@@ -361,8 +361,14 @@ fn what_is_wrong_with_an_index_is_said_at_its_key() {
         ("text = 3", "p.toml: index.text: expected text or a list of texts, found 3"),
         ("", "p.toml: index.text: missing; name the columns"),
         ("text = [\"a\", \"a\"]", "p.toml: index.text: `a` is there twice"),
-        ("text = [\"caption\"]\ntokenizers = { capton = \"raw\" }", "index.tokenizers.capton: no column of that name in `text`; did you mean `caption`?"),
-        ("text = [\"a\"]\ntokenizers = { a = \"stemmed(englsh)\" }", "index.tokenizers.a: no stemmer for the language `englsh`; did you mean `english`?"),
+        (
+            "text = [\"caption\"]\ntokenizers = { capton = \"raw\" }",
+            "index.tokenizers.capton: no column of that name in `text`; did you mean `caption`?",
+        ),
+        (
+            "text = [\"a\"]\ntokenizers = { a = \"stemmed(englsh)\" }",
+            "index.tokenizers.a: no stemmer for the language `englsh`; did you mean `english`?",
+        ),
         ("text = [\"a\"]\ntokenizers = { a = 1 }", "index.tokenizers.a: expected text in quotes, found 1"),
         ("texts = [\"a\"]", "unknown key"),
     ] {
