@@ -15,5 +15,6 @@ pub mod shard;
 pub mod source;
 pub mod split;
 pub mod suggest;
+pub mod text;
 
 pub use error::{Error, Kind, Result};

@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 use crate::ids::DatasetName;
+use crate::text::{TextColumns, Tokenizer};
 
 /// A whole, validated pipeline. Equal specs have equal canonical JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -135,8 +136,25 @@ pub struct OutputSpec {
 
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct IndexSpec {
+    /// Full-text columns.
     #[serde(default)]
     pub text: Vec<String>,
+    /// How some of them are cut into words; the others by the default.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tokenizers: BTreeMap<String, Tokenizer>,
+}
+
+impl IndexSpec {
+    /// Each column with its tokenizer.
+    pub fn columns(&self) -> TextColumns {
+        self.text.iter().map(|c| (c.clone(), self.tokenizers.get(c).copied().unwrap_or_default())).collect()
+    }
+
+    /// The index of these columns.
+    pub fn of(columns: &TextColumns) -> Self {
+        let tokenizers = columns.iter().filter(|(_, t)| **t != Tokenizer::Default).map(|(c, t)| (c.clone(), *t)).collect();
+        Self { text: columns.keys().cloned().collect(), tokenizers }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

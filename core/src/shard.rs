@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Attempt, EpochId, TaskId};
+use crate::text::BundleMeta;
 
 /// The unit of reading inside a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +34,9 @@ pub struct ShardMeta {
     /// Delta statistics (`numRecords`, `minValues`, ...) as the JSON text that goes into the add action.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stats: Option<String>,
+    /// Its text index, where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<BundleMeta>,
 }
 
 impl ShardMeta {

@@ -63,6 +63,39 @@ pub struct MaterializeProgress {
     pub error: Option<Error>,
 }
 
+/// `forebay.index`: builds the text index of a column for every epoch that exists; answers with [`IndexProgress`].
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IndexRequest {
+    pub dataset: String,
+    pub column: String,
+    /// `default | raw | cjk | stemmed(LANGUAGE)`; null keeps what the column has.
+    #[serde(default)]
+    pub tokenizer: Option<String>,
+    /// Build also what is there already.
+    #[serde(default)]
+    pub rebuild: bool,
+}
+
+/// One answer message of `forebay.index`; the last has a final `state`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct IndexProgress {
+    pub dataset: String,
+    pub column: String,
+    pub tokenizer: String,
+    /// `running | done | already_indexed`
+    pub state: String,
+    /// All shards of the dataset, and those that have the index.
+    pub shards: u64,
+    pub shards_done: u64,
+    pub rows: u64,
+    pub rows_done: u64,
+    /// Bytes of the index that this run made.
+    pub bytes: u64,
+    /// The version that names the index.
+    pub version: Option<u64>,
+}
+
 /// `forebay.datasets`: `{"op":"list"}`, `{"op":"show","name":..}`, `{"op":"drop","name":..}`, `{"op":"vacuum","name":..}`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
@@ -124,6 +157,9 @@ pub struct ColumnInfo {
     /// As shown to users: `int64`, `string`, `uint8[224,224,3]`, ...
     pub r#type: String,
     pub nullable: bool,
+    /// The tokenizer of its text index, where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text_index: Option<String>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from . import errors, modules
-from .errors import BadInput, Cancelled, Internal, Unavailable, Unsupported, translated
+from .errors import BadInput, Cancelled, Internal, Unavailable, translated
 from .loader import Loader
 from .progress import Progress
 from .server import EmbeddedServer, find_owner
@@ -229,10 +229,16 @@ class Client:
         return self._read(flight.FlightDescriptor.for_command(_statement(query)), None)
 
     def search(self, dataset: str, query: str, limit: int = 10) -> pa.Table:
-        """Full-text search."""
-        raise Unsupported(
-            "search is not supported by this version", "filter with SQL, as client.sql(\"... LIKE '%word%'\")"
-        )
+        """The best rows of a dataset (or ``name@v3``) for a text query: all its columns and ``_score``, best first.
+
+        Words are all looked for; ``"a phrase"``, ``column:word``, ``AND OR NOT ( )``, ``begin*`` and ``near~`` say more."""
+        name, text = dataset.replace('"', '""'), query.replace("'", "''")
+        return self.sql(f"SELECT * FROM search(\"{name}\", '{text}', {int(limit)}) ORDER BY _score DESC, epoch, _id")
+
+    def index(self, dataset: str, column: str, tokenizer: str | None = None, rebuild: bool = False) -> dict:
+        """Builds the text index of a column for the epochs that exist, and returns what was done."""
+        body = {"dataset": dataset, "column": column, "tokenizer": tokenizer, "rebuild": rebuild}
+        return self.action("forebay.index", body)[-1]
 
     def write(self, name: str, data, mode: str | None = None) -> dict:
         """Creates a dataset of a table, a batch, a reader or an iterable of batches; ``mode`` is None, 'append' or 'replace'."""

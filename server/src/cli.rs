@@ -16,6 +16,7 @@ mod plan;
 mod progress;
 mod read;
 mod roles;
+mod search;
 mod serve;
 mod settings;
 mod sql;
@@ -86,14 +87,14 @@ enum Command {
     Plan(plan::PlanArgs),
     /// Ask SQL of datasets and system tables
     Sql(sql::SqlArgs),
+    /// Search a dataset's text columns, best rows first
+    Search(search::SearchArgs),
+    /// Build the text index of a column for the epochs that exist
+    Index(search::IndexArgs),
     /// Show the settings and where each came from
     Config(settings::ConfigArgs),
     /// Print a script that completes commands in a shell
     Completions(settings::CompletionsArgs),
-    #[command(hide = true)]
-    Search(Later),
-    #[command(hide = true)]
-    Index(Later),
     #[command(hide = true)]
     View(Later),
 }
@@ -187,8 +188,8 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         Command::Sql(args) => sql::run(&connection, args, &out).await,
         Command::Config(args) => settings::config(&connection, &args, &out),
         Command::Completions(args) => settings::completions(&args, &out),
-        Command::Search(_) => later("search", "use `forebay sql` with LIKE or regexp_like"),
-        Command::Index(_) => later("index", "use `forebay sql` with LIKE or regexp_like"),
+        Command::Search(args) => search::search(&connection, args, &out).await,
+        Command::Index(args) => search::index(&connection, args, &out).await,
         Command::View(_) => later("view", "give the query to `forebay sql`"),
     }
 }

@@ -90,7 +90,7 @@ fn what_this_version_lacks_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let said = fails(folder.path(), 2, &["read", "digits", "--visitation", "exactly_once", "--root", "root"]);
     assert!(said.contains("--visitation") && said.contains("not supported by this version"), "{said}");
-    assert!(fails(folder.path(), 2, &["search", "digits", "seven"]).contains("search"));
+    assert!(fails(folder.path(), 2, &["view", "list"]).contains("view"));
     assert!(!folder.path().join("root").exists());
 }
 

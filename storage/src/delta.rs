@@ -11,6 +11,7 @@
 mod actions;
 mod commit;
 mod history;
+mod index;
 mod log;
 mod open;
 mod paths;
@@ -23,7 +24,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use commit::{CommitOutcome, EpochCommit, commit_at, commit_body};
 pub use history::{VersionInfo, versions};
+pub use index::{INDEX_PROPERTY, index_body, index_property};
 pub use open::{list_datasets, open_version};
+pub use paths::BUNDLES;
 pub use vacuum::{Swept, drop_dataset, vacuum};
 
 use crate::types::{PART, StoredSchema};

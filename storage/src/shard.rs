@@ -12,11 +12,12 @@ mod upload;
 mod write;
 
 pub use name::{ShardName, shard_path};
-pub use read::{footer, read_row_group};
+pub use read::{footer, read_row_group, read_selected, read_unnamed};
 pub use write::ShardWriter;
 
 pub(crate) use footer::FooterCache;
 pub(crate) use read::load_footer;
+pub(crate) use upload::Upload;
 
 /// What the work of a blocking thread means when the thread itself failed.
 pub(crate) async fn blocking<T: Send + 'static>(

@@ -9,5 +9,6 @@ mod disks;
 mod layering;
 mod materialize;
 mod s3;
+mod search;
 mod serve;
 mod support;

@@ -80,13 +80,13 @@ fn read(root: Map<String, Value>, problems: &Problems) -> Option<PipelineSpec> {
     let (steps, known_steps) = steps(top.take("steps"), problems);
     let epochs = epochs(top.section("epochs"), problems);
     let output = output(top.section("output"), &steps, known_steps, problems);
-    index(top.section("index"));
+    let index = index(top.section("index"));
     let split = top.section("split").and_then(split);
     top.done();
     if !problems.is_empty() {
         return None;
     }
-    let spec = PipelineSpec { name: name?, description, source: source?, steps, epochs, output, index: IndexSpec::default(), split };
+    let spec = PipelineSpec { name: name?, description, source: source?, steps, epochs, output, index, split };
     validate::check(&spec, problems);
     Some(spec)
 }
@@ -246,11 +246,38 @@ fn output(section: Option<Fields<'_>>, steps: &[StepSpec], known_steps: bool, pr
     spec
 }
 
-fn index(section: Option<Fields<'_>>) {
-    let Some(mut f) = section else { return };
-    f.texts("text", true);
-    f.problems.unsupported("index", "full-text columns are", "remove [index]");
+fn index(section: Option<Fields<'_>>) -> IndexSpec {
+    let Some(mut f) = section else { return IndexSpec::default() };
+    let found = f.texts("text", true);
+    if found.is_none() && f.problems.is_empty() {
+        f.problems.wrong(f.at("text"), "missing", "name the columns to search: text = [\"caption\"]");
+    }
+    let text = found.unwrap_or_default();
+    for (i, column) in text.iter().enumerate() {
+        if text[..i].contains(column) {
+            f.problems.wrong(f.at("text"), format!("`{}` is there twice", column.escape_debug()), "name each column once");
+        } else if column.is_empty() {
+            f.problems.wrong(f.at("text"), "an empty name", "name a column of the stored rows");
+        }
+    }
+    let mut tokenizers = BTreeMap::new();
+    for (column, value) in f.table("tokenizers").unwrap_or_default() {
+        let at = f.at(&format!("tokenizers.{column}"));
+        if !text.contains(&column) {
+            let remedy = crate::suggest::remedy(&column, text.iter().map(String::as_str));
+            f.problems.add(Kind::BadInput, at, "no column of that name in `text`", remedy);
+            continue;
+        }
+        match value.as_str().map(str::parse) {
+            Some(Ok(tokenizer)) => {
+                tokenizers.insert(column, tokenizer);
+            }
+            Some(Err(e)) => f.problems.error(at, e),
+            None => f.problems.wrong(at, format!("expected text in quotes, found {}", show(&value)), "write it as \"stemmed(english)\""),
+        }
+    }
     f.done();
+    IndexSpec { text, tokenizers }
 }
 
 fn split(mut f: Fields<'_>) -> Option<SplitSpec> {

@@ -24,8 +24,8 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Endpoint;
 
 use crate::api::{
-    AckRequest, DatasetDetail, DatasetSummary, DatasetsRequest, EpochInfo, JobRequest, JobStatus, MaterializeProgress, MaterializeRequest,
-    PlanInfo, PlanRequest,
+    AckRequest, DatasetDetail, DatasetSummary, DatasetsRequest, EpochInfo, IndexProgress, IndexRequest, JobRequest, JobStatus,
+    MaterializeProgress, MaterializeRequest, PlanInfo, PlanRequest,
 };
 use crate::decode::schema_from_info;
 use crate::status::from_status;
@@ -175,6 +175,14 @@ impl Client {
     /// The server's. A run that fails ends with a progress of state `failed`.
     pub async fn materialize(&self, request: &MaterializeRequest) -> Result<BoxStream<'static, Result<MaterializeProgress>>> {
         self.typed("forebay.materialize", request).await
+    }
+
+    /// Indexes a text column; the stream ends when it is done.
+    ///
+    /// # Errors
+    /// The server's.
+    pub async fn index(&self, request: &IndexRequest) -> Result<BoxStream<'static, Result<IndexProgress>>> {
+        self.typed("forebay.index", request).await
     }
 
     /// The plan of a dataset or job.

@@ -29,6 +29,7 @@ use crate::ticket::Claim;
 const ACTIONS: &[(&str, &str)] = &[
     ("forebay.materialize", "run a pipeline; answers with progress"),
     ("forebay.datasets", "list, show, drop or vacuum datasets"),
+    ("forebay.index", "index a text column of a dataset; answers with progress"),
     ("forebay.plan", "the plan of a dataset or job, or the rows of one step"),
     ("forebay.job.status", "the state of one job, or of all"),
     ("forebay.job.ack", "acknowledge batches"),

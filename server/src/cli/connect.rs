@@ -131,6 +131,8 @@ fn embedded(config: &Config, url: &str, access: Access) -> EngineConfig {
     engine.slots = config.number("slots").and_then(|n| usize::try_from(n).ok()).unwrap_or(engine.slots);
     engine.cache_bytes = config.number("cache_limit").unwrap_or(engine.cache_bytes);
     engine.query_bytes = config.number("memory_limit").unwrap_or(engine.query_bytes);
+    engine.cache_dir = config.text("cache_dir").map(str::to_owned);
+    engine.index_cache_bytes = config.number("index_cache_limit").unwrap_or(engine.index_cache_bytes);
     engine.python = config.text("python.interpreter").map(str::to_owned);
     engine
 }

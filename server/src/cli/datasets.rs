@@ -122,9 +122,12 @@ fn show(detail: &DatasetDetail, out: &Output) -> Outcome {
     let columns: Vec<Vec<String>> = detail
         .columns
         .iter()
-        .map(|c| vec![c.name.clone(), c.r#type.clone(), if c.nullable { "null allowed".to_owned() } else { String::new() }])
+        .map(|c| {
+            let index = c.text_index.as_ref().map_or(String::new(), |tokenizer| format!("text index, {tokenizer}"));
+            vec![c.name.clone(), c.r#type.clone(), if c.nullable { "null allowed".to_owned() } else { String::new() }, index]
+        })
         .collect();
-    out.table(&["column", "type", ""], &columns)?;
+    out.table(&["column", "type", "", ""], &columns)?;
     out.line("")?;
     epoch_table(&detail.epochs_detail, out)?;
     out.line("")?;

@@ -1,7 +1,7 @@
 //! Progress of a run or a read: on stderr, and only on a terminal.
 
 use forebay_core::pipeline::show_size;
-use forebay_flight::api::MaterializeProgress;
+use forebay_flight::api::{IndexProgress, MaterializeProgress};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal as _};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -125,6 +125,39 @@ impl Rows {
     /// Takes the bar off the screen.
     pub(super) fn stop(&self) {
         if let Some((bar, ..)) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// An index that is being built.
+#[derive(Debug)]
+pub(super) struct Indexed(Option<ProgressBar>);
+
+impl Indexed {
+    pub(super) fn new() -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = BARS.add(ProgressBar::new(1));
+            if let Ok(style) = ProgressStyle::with_template("{prefix} [{bar:30}] {percent:>3} % {msg}, ETA {eta}") {
+                bar.set_style(style.progress_chars("=> "));
+            }
+            bar.enable_steady_tick(Duration::from_millis(200));
+            bar
+        });
+        Self(bar)
+    }
+
+    pub(super) fn show(&self, state: &IndexProgress) {
+        let Some(bar) = &self.0 else { return };
+        bar.set_prefix(format!("{} {}", state.dataset, state.column));
+        bar.set_length(state.rows.max(1));
+        bar.set_position(state.rows_done);
+        bar.set_message(format!("{} of {} shards, {}", state.shards_done, state.shards, show_size(state.bytes)));
+    }
+
+    /// Takes the bar off the screen.
+    pub(super) fn stop(&self) {
+        if let Some(bar) = &self.0 {
             bar.finish_and_clear();
         }
     }

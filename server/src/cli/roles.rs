@@ -93,9 +93,12 @@ pub(super) struct WorkerArgs {
     /// Bytes of cached windows [default: 1GiB] [env: FOREBAY_CACHE_LIMIT]
     #[arg(long, value_name = "SIZE")]
     cache_limit: Option<String>,
-    /// Folder for cached windows; this version caches in memory and does not use it [env: FOREBAY_CACHE_DIR]
+    /// Folder for cached index bundles [default: the user's cache folder, for a root that is no folder] [env: FOREBAY_CACHE_DIR]
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<String>,
+    /// Bytes of cached index bundles [default: 4GiB] [env: FOREBAY_INDEX_CACHE_LIMIT]
+    #[arg(long, value_name = "SIZE")]
+    index_cache_limit: Option<String>,
 }
 
 /// `20s`, `1m`, `1500ms`.
@@ -151,7 +154,13 @@ pub(super) async fn dispatcher(connection: &Connection, args: DispatcherArgs, ou
 
 pub(super) async fn worker(connection: &Connection, args: WorkerArgs, out: &Output) -> Outcome {
     let mut flags = args.role.flags();
-    let texts = [("dispatcher", args.dispatcher), ("name", args.name), ("cache_limit", args.cache_limit), ("cache_dir", args.cache_dir)];
+    let texts = [
+        ("dispatcher", args.dispatcher),
+        ("name", args.name),
+        ("cache_limit", args.cache_limit),
+        ("cache_dir", args.cache_dir),
+        ("index_cache_limit", args.index_cache_limit),
+    ];
     flags.extend(texts.into_iter().filter_map(|(name, value)| Some((name, Value::from(value?)))));
     flags.extend(args.slots.map(|n| ("slots", Value::from(n))));
     let config = connection.settings(flags)?;
@@ -187,6 +196,8 @@ fn worker_settings(connection: &Connection, config: &Config) -> Result<WorkerSet
     engine.slots = config.number("slots").and_then(|n| usize::try_from(n).ok()).unwrap_or(engine.slots);
     engine.cache_bytes = config.number("cache_limit").unwrap_or(engine.cache_bytes);
     engine.query_bytes = config.number("memory_limit").unwrap_or(engine.query_bytes);
+    engine.cache_dir = config.text("cache_dir").map(str::to_owned);
+    engine.index_cache_bytes = config.number("index_cache_limit").unwrap_or(engine.index_cache_bytes);
     engine.python = config.text("python.interpreter").map(str::to_owned);
     Ok(WorkerSettings {
         engine,

@@ -42,6 +42,12 @@ pub(super) struct ServeArgs {
     /// Bytes of cached windows [default: 1GiB] [env: FOREBAY_CACHE_LIMIT]
     #[arg(long, value_name = "SIZE")]
     cache_limit: Option<String>,
+    /// Folder for cached index bundles [default: the user's cache folder, for a root that is no folder] [env: FOREBAY_CACHE_DIR]
+    #[arg(long, value_name = "DIR")]
+    cache_dir: Option<String>,
+    /// Bytes of cached index bundles [default: 4GiB] [env: FOREBAY_INDEX_CACHE_LIMIT]
+    #[arg(long, value_name = "SIZE")]
+    index_cache_limit: Option<String>,
     /// Bytes that queries may hold [default: 1GiB] [env: FOREBAY_MEMORY_LIMIT]
     #[arg(long, value_name = "SIZE")]
     memory_limit: Option<String>,
@@ -58,6 +64,8 @@ impl ServeArgs {
             text("http", &self.http),
             text("cache_limit", &self.cache_limit),
             text("memory_limit", &self.memory_limit),
+            text("cache_dir", &self.cache_dir),
+            text("index_cache_limit", &self.index_cache_limit),
             self.slots.map(|n| ("slots", Value::from(n))),
             self.insecure.then_some(("insecure", Value::Bool(true))),
         ];
@@ -142,6 +150,8 @@ pub(super) fn engine_config(config: &Config) -> forebay_core::Result<EngineConfi
     engine.slots = config.number("slots").and_then(|n| usize::try_from(n).ok()).unwrap_or(engine.slots);
     engine.cache_bytes = config.number("cache_limit").unwrap_or(engine.cache_bytes);
     engine.query_bytes = config.number("memory_limit").unwrap_or(engine.query_bytes);
+    engine.cache_dir = config.text("cache_dir").map(str::to_owned);
+    engine.index_cache_bytes = config.number("index_cache_limit").unwrap_or(engine.index_cache_bytes);
     engine.sources_allow = Some(config.texts("sources.allow").unwrap_or_default());
     engine.python_allow = config.flag("python.allow");
     engine.python = config.text("python.interpreter").map(str::to_owned);

@@ -20,6 +20,7 @@ Examples:
   forebay sql \"SELECT * FROM digits\" -o digits.parquet                the format follows the file's name
   echo \"SELECT 1\" | forebay sql -
 
+Text: FROM search(photos, 'red car', 20) ranks, WHERE text_match(caption, 'red car') filters; see `forebay search --help`.
 Tables: each dataset by name, with epoch, _id, _source and split beside its columns, and system.datasets, versions, epochs, shards,
 pipelines, tasks, workers, jobs, consumers, visits, losses and quarantine.";
 
@@ -93,7 +94,7 @@ fn file_error(path: &Path, error: &std::io::Error) -> Error {
 }
 
 /// Rows are written as they come; a slow reader of stdout slows the query down, not this process's memory up.
-async fn write<W: Write + Send>(rows: forebay_flight::client::RecordStream, mut writer: Writer<W>) -> Outcome {
+pub(super) async fn write<W: Write + Send>(rows: forebay_flight::client::RecordStream, mut writer: Writer<W>) -> Outcome {
     let mut batches = rows.batches;
     writer.start(&rows.schema)?;
     while let Some(batch) = batches.next().await {

@@ -262,7 +262,7 @@ impl Dispatcher {
         }
     }
 
-    /// Shards that are staged and in no version yet, relative to the dataset's table: vacuum keeps them.
+    /// Shards and index bundles that are staged and in no version yet, relative to the dataset's table: vacuum keeps them.
     ///
     /// # Errors
     /// `Unavailable` when the dispatcher has ended.
@@ -271,7 +271,7 @@ impl Dispatcher {
         self.look(move |state, _| {
             let tasks =
                 state.datasets.get(&name).and_then(|d| d.run.as_ref()).into_iter().flat_map(|r| r.epochs.values()).flat_map(|e| &e.tasks);
-            tasks.filter_map(|t| t.staged.as_ref()).flat_map(|s| s.shards.iter().map(|x| x.path.clone())).collect()
+            tasks.filter_map(|t| t.staged.as_ref()).flat_map(|s| &s.shards).flat_map(paths).collect()
         })
         .await
     }
@@ -518,6 +518,11 @@ impl Dispatcher {
         self.local()?.inbox.send(Message::Look(look)).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())
     }
+}
+
+/// The shard, and its index bundle where it has one.
+fn paths(shard: &ShardMeta) -> impl Iterator<Item = String> + use<> {
+    [Some(shard.path.clone()), shard.index.as_ref().map(|i| i.path.clone())].into_iter().flatten()
 }
 
 fn gone() -> Error {

@@ -111,8 +111,13 @@ impl Engine {
 
     async fn detail(&self, name: &str, version: Option<u64>) -> Result<DatasetDetail> {
         let v = self.known(name, version.map(VersionId)).await?;
-        let columns =
-            v.schema.fields().iter().map(|f| ColumnInfo { name: f.name().clone(), r#type: types::type_name(f), nullable: f.is_nullable() });
+        let texts = v.text_columns();
+        let columns = v.schema.fields().iter().map(|f| ColumnInfo {
+            name: f.name().clone(),
+            r#type: types::type_name(f),
+            nullable: f.is_nullable(),
+            text_index: texts.get(f.name()).map(ToString::to_string),
+        });
         Ok(DatasetDetail {
             summary: summary(&v),
             fingerprint: v.properties.get(property::FINGERPRINT).cloned().unwrap_or_default(),
@@ -126,6 +131,7 @@ impl Engine {
 
     async fn vacuum(&self, name: &str, older_than_s: Option<u64>, dry_run: bool) -> Result<Value> {
         let version = self.known(name, None).await?;
+        self.indexing().check_idle(&version.name)?;
         let age = older_than_s.map_or(VACUUM_AGE, Duration::from_secs);
         let staged: HashSet<String> = self.dispatcher()?.staged_paths(&version.name).await?.into_iter().collect();
         let gone = delta::vacuum(self.root(), &version.name, age, dry_run, &staged).await?;

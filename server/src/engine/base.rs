@@ -6,6 +6,7 @@ use forebay_core::Result;
 use forebay_core::ids::WorkerName;
 use forebay_sql::catalog::{Catalog, QueryLimits};
 use forebay_sql::python::{PythonConfig, PythonPool};
+use forebay_storage::bundle::{BundleCache, default_cache_dir};
 use forebay_storage::root::Root;
 use forebay_storage::source::Allow;
 
@@ -84,7 +85,8 @@ impl Base {
         let registry = if let Part::Leading(registry) = part { Some(registry) } else { None };
         let system = Arc::new(System::new(view.clone(), owner.map_or(Reports::Journal, Reports::Owner), registry.clone()));
         let limits = QueryLimits { memory: usize::try_from(config.query_bytes).unwrap_or(usize::MAX), ..QueryLimits::default() };
-        let catalog = Catalog::new(root, system.clone(), limits)?;
+        let cache = bundle_cache(config, &root)?;
+        let catalog = Catalog::with_cache(root, system.clone(), limits, cache)?;
         planner.use_catalog(catalog.clone());
         Ok(Engine {
             config: config.clone(),
@@ -98,9 +100,22 @@ impl Base {
             metrics,
             worker,
             runs,
+            indexing: Default::default(),
             registry,
             compute: compute.handle()?.clone(),
             dispatcher,
         })
+    }
+}
+
+/// Where index bundles are cached. A local root's are read where they lie, unless a folder is named (a faster disk, say).
+fn bundle_cache(config: &EngineConfig, root: &Root) -> Result<Option<BundleCache>> {
+    match &config.cache_dir {
+        Some(folder) => BundleCache::new(std::path::Path::new(folder), config.index_cache_bytes).map(Some),
+        None if root.local_path().is_some() => Ok(None),
+        // Nobody asked for it: a folder that can't be used costs speed and nothing else.
+        None => Ok(BundleCache::new(&default_cache_dir(), config.index_cache_bytes)
+            .inspect_err(|error| tracing::warn!(%error, "text indexes are not cached on disk"))
+            .ok()),
     }
 }

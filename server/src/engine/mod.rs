@@ -6,6 +6,7 @@
 pub(crate) mod admin;
 pub(crate) mod base;
 mod commits;
+mod index;
 mod jobs;
 mod overview;
 mod planner;
@@ -40,6 +41,9 @@ use crate::worker::task::Runs;
 use running::Parts;
 use system::System;
 
+/// Bytes of cached index bundles, unless a setting says otherwise.
+const INDEX_CACHE: u64 = 4 << 30;
+
 /// Settings of an engine: plain data, resolved from flags, environment and `forebay.toml`.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
@@ -63,6 +67,10 @@ pub struct EngineConfig {
     pub cache_bytes: u64,
     /// Bytes that queries may hold.
     pub query_bytes: u64,
+    /// Folder of cached index bundles; none: the user's cache folder, for a root that is no folder itself.
+    pub cache_dir: Option<String>,
+    /// Bytes of cached index bundles.
+    pub index_cache_bytes: u64,
     /// URL prefixes that clients' pipelines may read; none: everything (embedded).
     pub sources_allow: Option<Vec<String>>,
     /// Whether clients' pipelines may bring Python.
@@ -85,6 +93,8 @@ impl EngineConfig {
             slots: std::thread::available_parallelism().map_or(2, usize::from),
             cache_bytes: 1 << 30,
             query_bytes: 1 << 30,
+            cache_dir: None,
+            index_cache_bytes: INDEX_CACHE,
             sources_allow: None,
             python_allow: true,
             python: None,
@@ -103,6 +113,7 @@ pub struct Engine {
     metrics: Metrics,
     worker: WorkerName,
     runs: Arc<Runs>,
+    indexing: index::Indexing,
     /// Workers of other processes, where this one leads some.
     registry: Option<Arc<Registry>>,
     reader: Arc<Reader>,
@@ -163,6 +174,15 @@ impl Engine {
 
     pub(crate) fn runs(&self) -> &Arc<Runs> {
         &self.runs
+    }
+
+    pub(crate) fn indexing(&self) -> &index::Indexing {
+        &self.indexing
+    }
+
+    /// The worker's threads.
+    pub(crate) fn compute(&self) -> &tokio::runtime::Handle {
+        &self.compute
     }
 
     pub(crate) fn serving(&self) -> Result<&Arc<Serving>> {

@@ -137,12 +137,20 @@ impl Planner for EnginePlanner {
         let spec = &request.spec;
         let previous = self.newest(&spec.dataset, None).await?;
         let run = self.runs.get(self.view.root(), &self.python, spec).await?;
+        let mut properties = self.properties(request).await?;
+        let kept = previous.as_ref().filter(|_| !request.replace);
+        // What was indexed meanwhile stays as it is: the new epoch's shards are read row by row where theirs differs.
+        let mut texts = spec.pipeline.index.columns();
+        texts.extend(kept.map(|p| p.text_columns()).unwrap_or_default());
+        if !texts.is_empty() {
+            properties.insert(delta::INDEX_PROPERTY.to_owned(), delta::index_property(&texts)?);
+        }
         let commit = EpochCommit {
             name: spec.dataset.clone(),
             epoch: request.epoch,
             schema: run.schema.clone(),
             shards: request.shards.clone(),
-            properties: self.properties(request).await?,
+            properties,
             replace: request.replace,
             txn: (format!("forebay/{}/{}", spec.dataset, request.epoch), i64::try_from(request.run.0).unwrap_or(i64::MAX)),
             now_ms: now_ms(),

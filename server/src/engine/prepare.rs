@@ -1,14 +1,16 @@
 //! From a pipeline file to a run: everything is checked before any work, and nothing is read when nothing changed.
 
+use arrow::datatypes::Schema;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_core::ids::{DatasetName, EpochId};
-use forebay_core::pipeline::{self, PipelineSpec, SourceFormat, StepKind};
+use forebay_core::pipeline::{self, IndexSpec, PipelineSpec, SourceFormat, StepKind};
 use forebay_core::source::SourceSnapshot;
 use forebay_core::{Error, Kind, Result};
 use forebay_flight::api::MaterializeRequest;
 use forebay_sql::steps::CompiledSteps;
+use forebay_sql::text;
 use forebay_storage::artifact::{self, Of};
 use forebay_storage::delta::DatasetVersion;
 use forebay_storage::{source, types};
@@ -42,7 +44,7 @@ impl Engine {
         self.prepare_spec(parsed.spec, &parsed.canonical, request).await.map_err(named)
     }
 
-    pub(super) async fn prepare_spec(&self, spec: PipelineSpec, canonical: &str, request: &MaterializeRequest) -> Result<Prepared> {
+    pub(super) async fn prepare_spec(&self, mut spec: PipelineSpec, canonical: &str, request: &MaterializeRequest) -> Result<Prepared> {
         self.check_allowed(&spec)?;
         let code = used_modules(&spec, &request.modules);
         let stored = self.stored_version(&spec.name).await?;
@@ -59,8 +61,10 @@ impl Engine {
         let listed: Vec<(String, String)> = code.iter().map(|(name, text)| (name.clone(), text.clone())).collect();
         let fingerprint = pipeline::fingerprint(canonical, &listed, &snapshot);
         let unchanged = stored.as_ref().is_some_and(|v| v.properties.get(property::FINGERPRINT) == Some(&fingerprint));
-        if !unchanged {
-            self.check_rows(&spec, &snapshot, &code).await?;
+        match stored.as_deref().filter(|_| unchanged) {
+            Some(stored) if !request.replace => join_index(&mut spec, stored)?,
+            Some(stored) => check_index(&spec, &stored.schema)?,
+            None => self.check_rows(&spec, &snapshot, &code).await?,
         }
         let snapshot_name = format!("sources/{fingerprint}.json");
         artifact::put_json(self.root(), Of::Dataset(&spec.name), &snapshot_name, &snapshot).await?;
@@ -115,11 +119,47 @@ impl Engine {
         steps.check_behind_cut(spec.output.cut)?;
         let stored = steps.output_schema(spec.output.cut);
         types::to_stored(&stored)?;
+        check_index(spec, &stored)?;
         match &spec.split {
             Some(split) => splitting::check(split, &stored),
             None => Ok(()),
         }
     }
+}
+
+fn check_index(spec: &PipelineSpec, stored: &Schema) -> Result<()> {
+    text::check_columns(&spec.index.columns(), stored).map_err(|e| e.context("index.text"))
+}
+
+/// New epochs of a dataset get the index that it has; what the pipeline wants beyond it has to be built for the epochs that exist first.
+fn join_index(spec: &mut PipelineSpec, stored: &DatasetVersion) -> Result<()> {
+    check_index(spec, &stored.schema)?;
+    let mut columns = stored.text_columns();
+    for (column, wanted) in spec.index.columns() {
+        let build = |how: String| format!("build it: forebay index {} {column}{how}", stored.name);
+        match columns.get(&column) {
+            Some(has) if *has == wanted => {}
+            Some(has) => {
+                return Err(Error::failed_precondition(format!(
+                    "index.text: `{column}` is indexed as {has}, and the pipeline says {wanted}"
+                ))
+                .with_remedy(build(format!(" --tokenizer \"{wanted}\""))));
+            }
+            None if stored.epochs().is_empty() => {
+                columns.insert(column, wanted);
+            }
+            None => {
+                let how = if wanted == Default::default() { String::new() } else { format!(" --tokenizer \"{wanted}\"") };
+                return Err(Error::failed_precondition(format!(
+                    "index.text: the epochs of `{}` that exist have no index of `{column}`",
+                    stored.name
+                ))
+                .with_remedy(build(how)));
+            }
+        }
+    }
+    spec.index = IndexSpec::of(&columns);
+    Ok(())
 }
 
 /// Only the modules that a step names take part in the fingerprint, with what they import from beside the pipeline.

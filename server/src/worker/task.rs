@@ -13,10 +13,12 @@ use forebay_core::split::StratifyFit;
 use forebay_core::{Error, Kind, Result};
 use forebay_sql::python::PythonPool;
 use forebay_sql::steps::CompiledSteps;
+use forebay_sql::text::build::{BuildRequest, MEMORY_BUDGET};
 use forebay_storage::artifact::{self, Of};
 use forebay_storage::root::Root;
 use forebay_storage::shard::ShardWriter;
 use forebay_storage::source::{read_task, source_schema};
+use forebay_storage::types::to_stored;
 use futures::StreamExt;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
@@ -143,9 +145,30 @@ impl Worker {
         let run = self.runs.get(&self.root, &self.python, &lease.spec).await?;
         let output = &run.spec.pipeline.output;
         let writer = ShardWriter::new(&self.root, &lease.dataset, lease.epoch, lease.task, lease.attempt, run.schema.clone(), output)?;
-        let done = self.write(&run, lease, writer).await?;
+        let mut done = self.write(&run, lease, writer).await?;
+        self.index(&run, lease, &mut done.shards).await?;
         let path = artifact::put_quarantine(&self.root, &lease.dataset, lease.epoch, lease.task, lease.attempt, &done.bad).await?;
         Ok((done.shards, Quarantined { rows: done.bad_count, path }))
+    }
+
+    /// Builds the text indexes of a task's shards. Nothing names them before the task is staged, and no reader sees them before the epoch.
+    async fn index(&self, run: &PreparedRun, lease: &TaskLease, shards: &mut [ShardMeta]) -> Result<()> {
+        // Of the lease, not of the prepared run: the index is not in the fingerprint by which those are shared.
+        let columns = lease.spec.pipeline.index.columns();
+        if columns.is_empty() || shards.is_empty() {
+            return Ok(());
+        }
+        let stored = to_stored(&run.schema)?;
+        let (root, name) = (&self.root, &lease.dataset);
+        let request = BuildRequest { root, name, stored: &stored, columns: &columns, memory: MEMORY_BUDGET, variant: "" };
+        let (rows, bytes) = (shards.iter().map(ShardMeta::rows).sum(), shards.iter().map(|s| s.size).sum());
+        for shard in shards {
+            if !self.dispatcher.report_progress(lease, rows, bytes).await {
+                return Err(Error::new(Kind::Cancelled, "the run is over"));
+            }
+            shard.index = Some(request.shard(shard, || true).await.map_err(|e| e.context("index.text"))?);
+        }
+        Ok(())
     }
 
     async fn write(&self, run: &PreparedRun, lease: &TaskLease, mut writer: ShardWriter) -> Result<Output> {

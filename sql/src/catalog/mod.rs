@@ -11,9 +11,13 @@ mod prune;
 mod resolve;
 mod run;
 mod scan;
+mod search;
+mod search_table;
 mod select;
 mod system;
 mod table;
+mod text_match;
+mod text_rows;
 
 #[cfg(test)]
 mod tests;
@@ -25,12 +29,13 @@ use arrow::datatypes::SchemaRef;
 use arrow::record_batch::RecordBatch;
 use datafusion::common::TableReference;
 use datafusion::execution::session_state::SessionState;
-use datafusion::logical_expr::LogicalPlan;
+use datafusion::logical_expr::{LogicalPlan, ScalarUDF};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::SQLOptions;
 use datafusion::sql::parser::{DFParserBuilder, Statement as DfStatement};
 use datafusion::sql::sqlparser::ast::Statement;
 use forebay_core::{Error, Result};
+use forebay_storage::bundle::BundleCache;
 use forebay_storage::root::Root;
 use futures::stream::BoxStream;
 
@@ -38,12 +43,14 @@ use crate::functions::{is_random, pure_functions};
 use crate::guard::{TextLimits, check_text, on_big_stack, to_error};
 use crate::session::{self, Room};
 use crate::system::SystemTables;
+use crate::text::TextIndexes;
 
 pub use limits::QueryLimits;
 pub use select::select_rows;
 
-use resolve::Tables;
+use resolve::{Sources, Tables};
 use run::Runner;
+use search::SearchCall;
 
 /// A running query: its columns and its rows.
 pub struct QueryStream {
@@ -70,6 +77,7 @@ struct Inner {
     limits: QueryLimits,
     session: SessionState,
     runner: Runner,
+    indexes: TextIndexes,
 }
 
 impl fmt::Debug for Catalog {
@@ -81,11 +89,17 @@ impl fmt::Debug for Catalog {
 impl Catalog {
     /// Starts the query threads. Fails if the system gives none.
     pub fn new(root: Root, system: Arc<dyn SystemTables>, limits: QueryLimits) -> Result<Self> {
+        Self::with_cache(root, system, limits, None)
+    }
+
+    /// As [`Catalog::new`], with a cache for the text indexes of a root that is far away.
+    pub fn with_cache(root: Root, system: Arc<dyn SystemTables>, limits: QueryLimits, cache: Option<BundleCache>) -> Result<Self> {
         let room = Room { memory: Some(limits.memory), spill: limits.spill };
         let runtime = session::runtime(room).map_err(to_error)?;
-        let session = session::state(session::config(limits.partitions), runtime, pure_functions());
+        let session = session::state(session::config(limits.partitions), runtime, functions());
         let runner = Runner::new(&limits)?;
-        Ok(Self { inner: Arc::new(Inner { root, system, limits, session, runner }) })
+        let indexes = TextIndexes::new(root.clone(), cache);
+        Ok(Self { inner: Arc::new(Inner { root, system, limits, session, runner, indexes }) })
     }
 
     /// Plans a SELECT or EXPLAIN and starts it. It runs a few batches ahead of its reader and then waits.
@@ -104,28 +118,29 @@ impl Catalog {
 
     /// Whether a query names any dataset; one that does not is answered from the system tables alone.
     pub async fn reads_datasets(&self, sql: &str) -> Result<bool> {
-        let (_, names) = self.names(sql).await?;
+        let (_, names, _) = self.names(sql).await?;
         Ok(names.iter().any(|name| !matches!(name.schema(), Some("system" | "information_schema"))))
     }
 
-    /// Text to its one statement, and the tables that it names.
-    async fn names(&self, sql: &str) -> Result<(DfStatement, Vec<TableReference>)> {
+    /// Text to its one statement, the tables that it names, and the calls of `search` among them.
+    async fn names(&self, sql: &str) -> Result<(DfStatement, Vec<TableReference>, Vec<SearchCall>)> {
         let limits = self.text_limits();
         let text = sql.to_owned();
         let session = self.inner.session.clone();
         on_big_stack(move || {
             check_text(&text, limits)?;
-            let statement = parse(&text)?;
+            let (statement, searches) = search::extract(parse(&text)?)?;
             let names = session.resolve_table_references(&statement).map_err(to_error)?;
-            Ok((statement, names))
+            Ok((statement, names, searches))
         })
         .await
     }
 
     /// Text to a verified plan, with the tables that it names and no others.
     async fn logical(&self, sql: &str) -> Result<(SessionState, LogicalPlan)> {
-        let (statement, names) = self.names(sql).await?;
-        let tables = Tables::resolve(&self.inner.root, &self.inner.system, &names).await?;
+        let (statement, names, searches) = self.names(sql).await?;
+        let sources = Sources { root: &self.inner.root, system: &self.inner.system, indexes: &self.inner.indexes };
+        let tables = Tables::resolve(sources, &names, &searches).await?;
         let session = tables.into_session(self.inner.session.clone())?;
         on_big_stack(move || {
             let plan = futures::executor::block_on(session.statement_to_plan(statement)).map_err(unknown_function)?;
@@ -138,6 +153,11 @@ impl Catalog {
     fn text_limits(&self) -> TextLimits {
         TextLimits { bytes: self.inner.limits.sql_bytes, operators: self.inner.limits.operators }
     }
+}
+
+/// What queries may call beside DataFusion's own.
+fn functions() -> Vec<Arc<ScalarUDF>> {
+    pure_functions().into_iter().chain([text_match::text_match()]).collect()
 }
 
 fn options() -> SQLOptions {

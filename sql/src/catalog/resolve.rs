@@ -12,17 +12,28 @@ use datafusion::common::TableReference;
 use datafusion::execution::session_state::SessionState;
 use forebay_core::ids::{DatasetName, VersionId};
 use forebay_core::{Error, Kind, Result, suggest};
-use forebay_storage::delta::{list_datasets, open_version};
+use forebay_storage::delta::{DatasetVersion, list_datasets, open_version};
 use forebay_storage::root::Root;
 
 use super::information::{INFORMATION_SCHEMA, Information};
+use super::search::SearchCall;
+use super::search_table::SearchTable;
 use super::system::SystemTable;
 use super::table::DatasetTable;
 use crate::guard::to_error;
 use crate::system::SystemTables;
+use crate::text::TextIndexes;
 
 /// The schema of the system tables.
 const SYSTEM: &str = "system";
+
+/// Where tables come from.
+#[derive(Clone, Copy)]
+pub(super) struct Sources<'a> {
+    pub(super) root: &'a Root,
+    pub(super) system: &'a Arc<dyn SystemTables>,
+    pub(super) indexes: &'a TextIndexes,
+}
 
 /// The tables of one query, by schema and name.
 pub(super) struct Tables {
@@ -31,7 +42,8 @@ pub(super) struct Tables {
 
 impl Tables {
     /// Opens every table that is named. An unknown one is an error that names the nearest known.
-    pub(super) async fn resolve(root: &Root, system: &Arc<dyn SystemTables>, names: &[TableReference]) -> Result<Self> {
+    pub(super) async fn resolve(sources: Sources<'_>, names: &[TableReference], searches: &[SearchCall]) -> Result<Self> {
+        let Sources { root, system, indexes } = sources;
         let mut found: BTreeMap<String, BTreeMap<String, Arc<dyn TableProvider>>> = BTreeMap::new();
         for name in names {
             let schema = name.schema().unwrap_or("public");
@@ -41,7 +53,10 @@ impl Tables {
                     let tables: Arc<dyn SystemTables> = Arc::new(Information { root: root.clone(), system: system.clone() });
                     Arc::new(system_table(&tables, INFORMATION_SCHEMA, name.table())?)
                 }
-                (None | Some("datafusion"), "public") => Arc::new(dataset(root, name.table()).await?),
+                (None | Some("datafusion"), "public") => match searches.iter().find(|call| call.table == name.table()) {
+                    Some(call) => Arc::new(SearchTable::new(root.clone(), open(root, &call.dataset).await?, indexes.clone(), call)?),
+                    None => Arc::new(DatasetTable::new(root.clone(), open(root, name.table()).await?, indexes.clone())),
+                },
                 _ => {
                     return Err(Error::not_found(format!("there is no table `{name}`"))
                         .with_remedy("datasets go by their name alone, system tables by `system.name`"));
@@ -82,7 +97,7 @@ fn system_table(system: &Arc<dyn SystemTables>, schema: &str, name: &str) -> Res
 }
 
 /// `name` or `name@v3`.
-async fn dataset(root: &Root, text: &str) -> Result<DatasetTable> {
+async fn open(root: &Root, text: &str) -> Result<Arc<DatasetVersion>> {
     let (name, version) = match text.split_once('@') {
         None => (text, None),
         Some((name, version)) => (name, Some(version_number(text, version)?)),
@@ -93,7 +108,7 @@ async fn dataset(root: &Root, text: &str) -> Result<DatasetTable> {
         Err(_) => return Err(unknown(root, name).await),
     };
     match open_version(root, &parsed, version).await {
-        Ok(version) => Ok(DatasetTable::new(root.clone(), version)),
+        Ok(version) => Ok(version),
         Err(error) if error.kind == Kind::NotFound && version.is_none() => Err(unknown(root, name).await),
         Err(error) => Err(error),
     }

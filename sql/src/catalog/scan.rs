@@ -1,6 +1,7 @@
 //! Reading row groups as a leaf of a query's plan: only the columns that are asked for, and none at all where counting is enough.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Int32Array};
@@ -19,10 +20,11 @@ use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, Par
 use forebay_core::ids::EpochId;
 use forebay_storage::delta::DatasetVersion;
 use forebay_storage::root::Root;
-use forebay_storage::shard::read_row_group;
+use forebay_storage::shard::{read_row_group, read_selected};
 use futures::{StreamExt, TryStreamExt, stream};
 
 use super::table::EPOCH;
+use super::text_rows::TextRows;
 use crate::guard::from_error;
 
 /// Row groups being read ahead per partition.
@@ -48,6 +50,8 @@ struct Reader {
     /// The stored columns to read, in the order of the output.
     columns: Arc<[String]>,
     schema: SchemaRef,
+    /// Which rows, where a text filter chooses them.
+    text: Option<Arc<TextRows>>,
 }
 
 pub(super) struct RowGroupScan {
@@ -86,8 +90,14 @@ impl RowGroupScan {
             Boundedness::Bounded,
         )
         .with_scheduling_type(SchedulingType::NonCooperative);
-        let reader = Reader { root, version, columns, schema };
+        let reader = Reader { root, version, columns, schema, text: None };
         Self { reader, partitions, all, properties: Arc::new(properties), metrics: ExecutionPlanMetricsSet::new() }
+    }
+
+    /// Reads only the rows that meet a text filter.
+    pub(super) fn with_text(mut self, text: Option<Arc<TextRows>>) -> Self {
+        self.reader.text = text;
+        self
     }
 
     fn chosen(&self) -> impl Iterator<Item = &Group> {
@@ -116,11 +126,30 @@ fn divide(groups: Vec<Group>, n: usize) -> Vec<Vec<Group>> {
 
 impl Reader {
     async fn read(self, group: Group) -> DfResult<Vec<RecordBatch>> {
+        if let Some(text) = &self.text {
+            let rows = text.in_group(group.shard, group.row_group).await.map_err(from_error)?;
+            return self.read_rows(group, rows).await;
+        }
         let rows = usize::try_from(group.rows).map_err(|e| DataFusionError::External(Box::new(e)))?;
         if self.columns.is_empty() {
             return Ok(vec![self.assemble(None, rows, group.epoch)?]);
         }
         let read = read_row_group(&self.root, &self.version, group.shard, group.row_group, Some(&self.columns), None);
+        let batches = read.await.map_err(from_error)?;
+        batches.iter().map(|batch| self.assemble(Some(batch), batch.num_rows(), group.epoch)).collect()
+    }
+
+    /// Some rows of a row group; a group without any is not opened.
+    async fn read_rows(&self, group: Group, rows: Vec<Range<u64>>) -> DfResult<Vec<RecordBatch>> {
+        let count =
+            usize::try_from(rows.iter().map(|r| r.end - r.start).sum::<u64>()).map_err(|e| DataFusionError::External(Box::new(e)))?;
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        if self.columns.is_empty() {
+            return Ok(vec![self.assemble(None, count, group.epoch)?]);
+        }
+        let read = read_selected(&self.root, &self.version, group.shard, group.row_group, Some(&self.columns), rows);
         let batches = read.await.map_err(from_error)?;
         batches.iter().map(|batch| self.assemble(Some(batch), batch.num_rows(), group.epoch)).collect()
     }
@@ -155,7 +184,11 @@ impl DisplayAs for RowGroupScan {
             self.chosen().count(),
             self.all,
             self.partitions.len()
-        )
+        )?;
+        match &self.reader.text {
+            Some(text) => write!(f, ", text=[{}]", text.test()),
+            None => Ok(()),
+        }
     }
 }
 
@@ -195,8 +228,15 @@ impl ExecutionPlan for RowGroupScan {
         let reader = self.reader.clone();
         let rows = stream::iter(groups)
             .map(move |group| {
-                bytes.add(usize::try_from(group.bytes).unwrap_or(usize::MAX));
-                reader.clone().read(group)
+                let (reader, bytes) = (reader.clone(), bytes.clone());
+                async move {
+                    let batches = reader.read(group).await?;
+                    // A group that a text filter left out was not read.
+                    if !batches.is_empty() {
+                        bytes.add(usize::try_from(group.bytes).unwrap_or(usize::MAX));
+                    }
+                    Ok::<_, DataFusionError>(batches)
+                }
             })
             .buffered(AHEAD)
             .map_ok(|batches| stream::iter(batches).map(Ok))
@@ -212,7 +252,8 @@ impl ExecutionPlan for RowGroupScan {
             None => self.chosen().collect(),
         };
         let sum = |of: fn(&Group) -> u64| usize::try_from(groups.iter().map(|g| of(g)).sum::<u64>()).unwrap_or(usize::MAX);
-        statistics.num_rows = Precision::Exact(sum(|g| g.rows));
+        let rows = sum(|g| g.rows);
+        statistics.num_rows = if self.reader.text.is_some() { Precision::Inexact(rows) } else { Precision::Exact(rows) };
         statistics.total_byte_size = Precision::Inexact(sum(|g| g.bytes));
         Ok(Arc::new(statistics))
     }

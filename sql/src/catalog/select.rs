@@ -9,7 +9,8 @@ use arrow::record_batch::{RecordBatch, RecordBatchOptions};
 use datafusion::common::DFSchema;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::execution::session_state::SessionState;
-use datafusion::logical_expr::{Expr, Volatility};
+use datafusion::logical_expr::utils::{conjunction, split_conjunction_owned};
+use datafusion::logical_expr::{Expr, Volatility, lit};
 use datafusion::physical_expr::utils::{collect_columns, reassign_expr_columns};
 use datafusion::physical_plan::PhysicalExpr;
 use forebay_core::ids::EpochId;
@@ -24,6 +25,8 @@ use futures::{StreamExt, TryStreamExt, stream};
 use super::Catalog;
 use super::prune::prune_with;
 use super::table::{EPOCH, sql_schema};
+use super::text_match::TextTest;
+use super::text_rows::TextRows;
 use crate::guard::{check_text, from_error, on_big_stack, to_error};
 
 /// Row groups that are evaluated at the same time.
@@ -37,27 +40,37 @@ const AHEAD: usize = 4;
 pub async fn select_rows(catalog: &Catalog, version: Arc<DatasetVersion>, epoch: EpochId, filter: &str) -> Result<Selection> {
     let (limits, text) = (catalog.text_limits(), filter.to_owned());
     let (session, schema) = (catalog.inner.session.clone(), sql_schema(&version));
-    let root = catalog.inner.root.clone();
+    let (root, indexes) = (catalog.inner.root.clone(), catalog.inner.indexes.clone());
     let work = on_big_stack(move || {
         check_text(&text, limits)?;
-        let predicate = predicate(&session, &text, &schema)?;
-        Filter::new(root, version, schema, predicate)
+        let (rest, test) = predicate(&session, &text, &schema)?;
+        let text = test.map(|test| TextRows::new(root.clone(), version.clone(), indexes, test));
+        Filter::new(root, version, schema, rest, text)
     })
     .await
     .map_err(|e| e.context("filter"))?;
     catalog.inner.runner.spawn(work.evaluate(epoch))?.finish().await
 }
 
-/// Plans the predicate over the version's columns.
-fn predicate(session: &SessionState, text: &str, schema: &SchemaRef) -> Result<Arc<dyn PhysicalExpr>> {
+/// Plans the predicate over the version's columns; what indexes answer of it stands apart.
+fn predicate(session: &SessionState, text: &str, schema: &SchemaRef) -> Result<(Arc<dyn PhysicalExpr>, Option<TextTest>)> {
     let names = DFSchema::try_from(schema.as_ref().clone()).map_err(to_error)?;
     let expr = session.create_logical_expr(text, &names).map_err(to_error)?;
     expr.apply(|e| check(e).map(|()| TreeNodeRecursion::Continue).map_err(from_error)).map_err(to_error)?;
-    let physical = session.create_physical_expr(expr, &names).map_err(to_error)?;
-    match physical.data_type(schema).map_err(to_error)? {
-        DataType::Boolean | DataType::Null => Ok(physical),
-        other => Err(Error::bad_input(format!("`{text}` is {other}, not a condition")).with_remedy("compare it with something")),
+    let whole = session.create_physical_expr(expr.clone(), &names).map_err(to_error)?;
+    match whole.data_type(schema).map_err(to_error)? {
+        DataType::Boolean | DataType::Null => {}
+        other => return Err(Error::bad_input(format!("`{text}` is {other}, not a condition")).with_remedy("compare it with something")),
     }
+    let (mut rest, mut tests) = (Vec::new(), Vec::new());
+    for part in split_conjunction_owned(expr) {
+        match TextTest::of(&part, schema) {
+            Some(test) => tests.push(test),
+            None => rest.push(part),
+        }
+    }
+    let rest = conjunction(rest).unwrap_or_else(|| lit(true));
+    Ok((session.create_physical_expr(rest, &names).map_err(to_error)?, TextTest::all(tests)))
 }
 
 fn check(expr: &Expr) -> Result<()> {
@@ -88,16 +101,18 @@ struct Filter {
     predicate: Arc<dyn PhysicalExpr>,
     /// The stored ones among them.
     columns: Vec<String>,
+    /// The rows that its text conditions keep.
+    text: Option<TextRows>,
 }
 
 impl Filter {
-    fn new(root: Root, version: Arc<DatasetVersion>, all: SchemaRef, whole: Arc<dyn PhysicalExpr>) -> Result<Self> {
+    fn new(root: Root, version: Arc<DatasetVersion>, all: SchemaRef, whole: Arc<dyn PhysicalExpr>, text: Option<TextRows>) -> Result<Self> {
         let mut places: Vec<usize> = collect_columns(&whole).iter().map(|c| c.index()).collect();
         places.sort_unstable();
         let schema: Schema = all.project(&places).map_err(|e| Error::internal(e.to_string()))?;
         let predicate = reassign_expr_columns(whole.clone(), &schema).map_err(to_error)?;
         let columns = schema.fields().iter().map(|f| f.name().clone()).filter(|n| n != EPOCH).collect();
-        Ok(Self { root, version, all, whole, schema: Arc::new(schema), predicate, columns })
+        Ok(Self { root, version, all, whole, schema: Arc::new(schema), predicate, columns, text })
     }
 
     async fn evaluate(self, epoch: EpochId) -> Result<Selection> {
@@ -119,6 +134,15 @@ impl Filter {
             bitmap.extend(std::iter::repeat_n(false, rows))?;
             return Ok(bitmap);
         }
+        let kept = match &self.text {
+            None => None,
+            Some(text) => Some(text.in_group(shard, row_group).await?),
+        };
+        if kept.as_ref().is_some_and(Vec::is_empty) {
+            bitmap.extend(std::iter::repeat_n(false, rows))?;
+            return Ok(bitmap);
+        }
+        let mut before = 0;
         let batches = match self.columns.as_slice() {
             [] => vec![None],
             columns => {
@@ -127,7 +151,12 @@ impl Filter {
             }
         };
         for batch in batches {
-            bitmap.extend(self.verdicts(epoch, batch.as_ref(), rows)?.values().iter())?;
+            let verdicts = self.verdicts(epoch, batch.as_ref(), rows)?;
+            match &kept {
+                None => bitmap.extend(verdicts.values().iter())?,
+                Some(kept) => bitmap.extend(verdicts.values().iter().zip(chosen(kept, before)).map(|(a, b)| a && b))?,
+            }
+            before += verdicts.len() as u64;
         }
         if bitmap.rows() != meta.rows {
             return Err(Error::corrupt(format!("a row group of {} rows was read as {}", meta.rows, bitmap.rows())));
@@ -153,4 +182,13 @@ impl Filter {
         let Some(verdicts) = value.as_boolean_opt() else { return Err(Error::internal("a condition that is not boolean")) };
         Ok(if verdicts.null_count() > 0 { prep_null_mask_filter(verdicts) } else { verdicts.clone() })
     }
+}
+
+/// For each row from `first` on, whether it lies in one of the ascending ranges. Without an end.
+fn chosen(ranges: &[std::ops::Range<u64>], first: u64) -> impl Iterator<Item = bool> + '_ {
+    let mut ranges = ranges.iter().peekable();
+    (first..).map(move |row| {
+        while ranges.next_if(|range| range.end <= row).is_some() {}
+        ranges.peek().is_some_and(|range| range.contains(&row))
+    })
 }

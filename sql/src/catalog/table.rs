@@ -14,6 +14,9 @@ use forebay_storage::root::Root;
 
 use super::prune::prune;
 use super::scan::{Group, RowGroupScan};
+use super::text_match::TextTest;
+use super::text_rows::TextRows;
+use crate::text::{TOKENIZER_KEY, TextIndexes};
 
 /// The partition column, as the Delta schema has it (`integer`).
 pub(super) const EPOCH: &str = "epoch";
@@ -23,6 +26,7 @@ pub(super) struct DatasetTable {
     root: Root,
     version: Arc<DatasetVersion>,
     schema: SchemaRef,
+    indexes: TextIndexes,
 }
 
 impl fmt::Debug for DatasetTable {
@@ -33,15 +37,24 @@ impl fmt::Debug for DatasetTable {
 
 /// A version's columns as SQL sees them.
 pub(super) fn sql_schema(version: &DatasetVersion) -> SchemaRef {
+    let texts = version.text_columns();
     let mut fields = vec![Arc::new(Field::new(EPOCH, DataType::Int32, false))];
-    fields.extend(version.schema.fields().iter().cloned());
+    fields.extend(version.schema.fields().iter().map(|field| match texts.get(field.name()) {
+        None => field.clone(),
+        // What `text_match` needs to know of a column.
+        Some(tokenizer) => {
+            let mut said = field.metadata().clone();
+            said.insert(TOKENIZER_KEY.to_owned(), tokenizer.to_string());
+            Arc::new(field.as_ref().clone().with_metadata(said))
+        }
+    }));
     Arc::new(Schema::new(fields))
 }
 
 impl DatasetTable {
-    pub(super) fn new(root: Root, version: Arc<DatasetVersion>) -> Self {
+    pub(super) fn new(root: Root, version: Arc<DatasetVersion>, indexes: TextIndexes) -> Self {
         let schema = sql_schema(&version);
-        Self { root, version, schema }
+        Self { root, version, schema, indexes }
     }
 
     /// The row groups of the shards that may hold rows for the filters, in storage order.
@@ -72,8 +85,12 @@ impl TableProvider for DatasetTable {
     }
 
     fn supports_filters_pushdown(&self, filters: &[&Expr]) -> DfResult<Vec<TableProviderFilterPushDown>> {
-        // Filters choose shards; the rows of those are filtered above the scan.
-        Ok(vec![TableProviderFilterPushDown::Inexact; filters.len()])
+        // Filters choose shards; the rows of those are filtered above the scan, but for text, which indexes answer row by row.
+        let answer = |filter: &&Expr| match TextTest::of(filter, &self.schema) {
+            Some(_) => TableProviderFilterPushDown::Exact,
+            None => TableProviderFilterPushDown::Inexact,
+        };
+        Ok(filters.iter().map(answer).collect())
     }
 
     async fn scan(
@@ -91,6 +108,9 @@ impl TableProvider for DatasetTable {
         let all: usize = self.version.shards.iter().map(|s| s.row_groups.len()).sum();
         let groups = self.groups(&keep, limit.filter(|_| filters.is_empty()));
         let partitions = session.config().target_partitions();
-        Ok(Arc::new(RowGroupScan::new(self.root.clone(), self.version.clone(), schema, groups, all, partitions)))
+        let test = TextTest::all(filters.iter().filter_map(|f| TextTest::of(f, &self.schema)).collect());
+        let text = test.map(|test| Arc::new(TextRows::new(self.root.clone(), self.version.clone(), self.indexes.clone(), test)));
+        let scan = RowGroupScan::new(self.root.clone(), self.version.clone(), schema, groups, all, partitions);
+        Ok(Arc::new(scan.with_text(text)))
     }
 }

@@ -4,6 +4,7 @@
 mod answers;
 mod attacks;
 mod selections;
+mod text;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

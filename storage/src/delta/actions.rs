@@ -2,6 +2,7 @@
 
 use forebay_core::ids::{Attempt, EpochId, TaskId};
 use forebay_core::shard::{RowGroupMeta, ShardMeta};
+use forebay_core::text::BundleMeta;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -108,6 +109,8 @@ fn yes() -> bool {
 const TASK: &str = "forebay.task";
 const PART: &str = "forebay.part";
 const ATTEMPT: &str = "forebay.attempt";
+/// The shard's text index, as JSON.
+const INDEX: &str = "forebay.index";
 const STAGING: &str = "forebay.staging";
 /// Rows of each row group, as numbers with commas.
 const ROWS: &str = "forebay.rows";
@@ -116,6 +119,14 @@ const BYTES: &str = "forebay.bytes";
 
 fn numbers(list: impl Iterator<Item = u64>) -> String {
     list.map(|n| n.to_string()).collect::<Vec<_>>().join(",")
+}
+
+/// A bundle is only ever opened in the table's own private folder: a tampered log must not become another read.
+fn bundle_path(index: &BundleMeta) -> bool {
+    let inside = index.path.strip_prefix(super::paths::BUNDLES);
+    inside.is_some_and(|rest| {
+        rest.split('/').all(|p| !p.is_empty() && p.chars().all(|c| c.is_ascii_alphanumeric() || "=-_.".contains(c)) && !p.starts_with('.'))
+    })
 }
 
 impl Add {
@@ -134,6 +145,9 @@ impl Add {
         if let Some(staging) = shard.staging {
             tags.insert(STAGING.to_owned(), Some(staging.to_string()));
         }
+        if let Some(index) = shard.index.as_ref().and_then(|i| serde_json::to_string(i).ok()) {
+            tags.insert(INDEX.to_owned(), Some(index));
+        }
         Add {
             path: shard.path.clone(),
             partition_values: [("epoch".to_owned(), Some(shard.epoch.to_string()))].into(),
@@ -144,6 +158,12 @@ impl Add {
             tags: Some(tags),
             deletion_vector: None,
         }
+    }
+
+    /// The path of its text index, relative to the table.
+    pub(super) fn bundle(&self) -> Option<String> {
+        let text = self.tags.as_ref()?.get(INDEX)?.as_deref()?;
+        Some(serde_json::from_str::<BundleMeta>(text).ok()?.path)
     }
 
     /// The shard that our tags describe; `None` for a file of another writer (no tags, or tags that aren't whole). `path` is the checked
@@ -168,6 +188,8 @@ impl Add {
             row_groups,
             staging: tag(STAGING).and_then(|s| s.parse().ok()),
             stats: self.stats.clone(),
+            // A description that another program spoiled is none: the shard is searched row by row.
+            index: tag(INDEX).and_then(|text| serde_json::from_str(text).ok()).filter(|i| bundle_path(i)),
         })
     }
 }

@@ -117,6 +117,7 @@ fn foreign_shard(add: &Add, path: String, epoch: EpochId) -> ShardMeta {
         row_groups: Vec::new(),
         staging: None,
         stats: add.stats.clone(),
+        index: None,
     }
 }
 

@@ -5,6 +5,9 @@ use forebay_core::ids::{DatasetName, VersionId};
 use forebay_core::{Error, Result};
 use object_store::path::Path;
 
+/// Where text index bundles lie in a dataset's table. Other programs' vacuum leaves folders with `_` alone.
+pub const BUNDLES: &str = "_forebay/index/";
+
 pub(super) fn table(name: &DatasetName) -> Path {
     Path::from_iter(["datasets", name.as_str()])
 }

@@ -8,8 +8,8 @@ use object_store::{ObjectMeta, ObjectStore};
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::log::{LogFiles, replay};
-use super::paths;
+use super::log::{LogFiles, Replayed, replay};
+use super::paths::{self, BUNDLES};
 use crate::root::{Root, io_error};
 use crate::shard::blocking;
 
@@ -68,7 +68,7 @@ pub(super) async fn delete_log(root: &Root, name: &DatasetName) -> Result<Swept>
 
 /// Removes files that the newest version doesn't name, that are older than `older_than` and that left the table (or appeared) that long
 /// ago. `keep` names files that are staged and not yet published, and those of versions that jobs have pinned, relative to the table. The
-/// log and private folders stay.
+/// log and private folders stay, but for index bundles, which go by the same rule as shards.
 ///
 /// # Errors
 /// `NotFound` for a dataset that doesn't exist, failures of the store.
@@ -89,13 +89,16 @@ pub async fn vacuum(root: &Root, name: &DatasetName, older_than: Duration, dry_r
         }
     }
     let table = paths::table(name);
-    let unused: Vec<_> = objects(root, &table)
-        .await?
-        .into_iter()
+    let listed = objects(root, &table).await?;
+    let bundles = Bundles::new(name, &replayed, &kept, &listed, limit);
+    let unused: Vec<_> = listed
+        .iter()
         .filter(|o| {
             let relative = relative(name, &o.location);
-            !relative.starts_with('_') && !kept.contains(&relative) && o.last_modified.timestamp_millis() <= limit
+            let swept = if relative.starts_with(BUNDLES) { !bundles.keeps(&relative) } else { !relative.starts_with('_') };
+            swept && !kept.contains(&relative) && o.last_modified.timestamp_millis() <= limit
         })
+        .cloned()
         .collect();
     if !dry_run {
         delete(root, unused.iter().map(|o| o.location.clone()).collect()).await?;
@@ -105,6 +108,42 @@ pub async fn vacuum(root: &Root, name: &DatasetName, older_than: Duration, dry_r
     sweep_staged(root, name, limit, dry_run, &mut swept).await?;
     swept.paths.sort();
     Ok(swept)
+}
+
+/// Which index bundles somebody may still read.
+struct Bundles {
+    /// Named by the newest version.
+    live: HashSet<String>,
+    /// Beginnings of the names of those whose place was taken lately, or whose shard left lately: readers of the version before may be at them.
+    lately: Vec<String>,
+}
+
+impl Bundles {
+    fn new(name: &DatasetName, replayed: &Replayed, kept: &HashSet<String>, listed: &[ObjectMeta], limit_ms: i64) -> Self {
+        let made: std::collections::HashMap<String, i64> =
+            listed.iter().map(|o| (relative(name, &o.location), o.last_modified.timestamp_millis())).collect();
+        let (mut live, mut lately, mut named) = (HashSet::new(), Vec::new(), HashSet::new());
+        for add in replayed.adds.values() {
+            let Some(bundle) = add.bundle() else { continue };
+            // The version that took the older bundles' place is not older than this one.
+            if made.get(&bundle).is_none_or(|at| *at > limit_ms) {
+                lately.push(beginning(&add.path));
+            }
+            named.insert(add.path.clone());
+            live.insert(bundle);
+        }
+        lately.extend(kept.iter().filter(|path| !named.contains(*path) && path.ends_with(".parquet")).map(|path| beginning(path)));
+        Self { live, lately }
+    }
+
+    fn keeps(&self, relative: &str) -> bool {
+        self.live.contains(relative) || self.lately.iter().any(|b| relative.starts_with(b.as_str()))
+    }
+}
+
+/// How the bundles of a shard begin: `_forebay/index/epoch=0/000001-000-0-`.
+fn beginning(shard: &str) -> String {
+    format!("{BUNDLES}{}-", shard.trim_end_matches(".parquet"))
 }
 
 /// The local store hides files that a writer didn't finish (`#` and digits at the end of their names); a writer that died left them for

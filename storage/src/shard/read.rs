@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder, RowSelection};
 use parquet::arrow::async_reader::MetadataFetch;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
@@ -46,9 +46,65 @@ pub async fn read_row_group(
     rows: Option<Range<u64>>,
 ) -> Result<Vec<RecordBatch>> {
     let meta = version.shards.get(shard).ok_or_else(|| Error::internal(format!("{} has no shard {shard}", version.name)))?;
-    let path = shard_path(&version.name, &meta.path);
-    let (indices, schema) = version.stored.project(columns)?;
-    let footer = load_footer(root, &version.name, meta).await?;
+    read_group(root, &version.name, &version.stored, meta, row_group, columns, rows.into()).await
+}
+
+/// As [`read_row_group`], only the rows in `rows`: ascending ranges, counted in the row group. The others are skipped while decoding.
+///
+/// # Errors
+/// As [`read_row_group`].
+pub async fn read_selected(
+    root: &Root,
+    version: &DatasetVersion,
+    shard: usize,
+    row_group: usize,
+    columns: Option<&[String]>,
+    rows: Vec<Range<u64>>,
+) -> Result<Vec<RecordBatch>> {
+    let meta = version.shards.get(shard).ok_or_else(|| Error::internal(format!("{} has no shard {shard}", version.name)))?;
+    read_group(root, &version.name, &version.stored, meta, row_group, columns, Rows::Some(rows)).await
+}
+
+/// As [`read_row_group`], of a shard that no version names yet; `stored` is how its columns are stored.
+///
+/// # Errors
+/// As [`read_row_group`].
+pub async fn read_unnamed(
+    root: &Root,
+    name: &DatasetName,
+    stored: &StoredSchema,
+    shard: &ShardMeta,
+    row_group: usize,
+    columns: &[String],
+) -> Result<Vec<RecordBatch>> {
+    read_group(root, name, stored, shard, row_group, Some(columns), Rows::All).await
+}
+
+/// Which rows of a row group.
+enum Rows {
+    All,
+    One(Range<u64>),
+    Some(Vec<Range<u64>>),
+}
+
+impl From<Option<Range<u64>>> for Rows {
+    fn from(rows: Option<Range<u64>>) -> Self {
+        rows.map_or(Rows::All, Rows::One)
+    }
+}
+
+async fn read_group(
+    root: &Root,
+    name: &DatasetName,
+    stored: &StoredSchema,
+    meta: &ShardMeta,
+    row_group: usize,
+    columns: Option<&[String]>,
+    rows: Rows,
+) -> Result<Vec<RecordBatch>> {
+    let path = shard_path(name, &meta.path);
+    let (indices, schema) = stored.project(columns)?;
+    let footer = load_footer(root, name, meta).await?;
     let expected = meta.row_groups.get(row_group).map(|g| g.rows);
     let found = footer.metadata().row_groups().get(row_group).and_then(|g| u64::try_from(g.num_rows()).ok());
     let (Some(expected), Some(found)) = (expected, found) else {
@@ -57,13 +113,21 @@ pub async fn read_row_group(
     if expected != found {
         return Err(Error::corrupt(format!("{}: row group {row_group} has {found} rows where the log says {expected}", root.place(&path))));
     }
-    let rows = rows.unwrap_or(0..found);
-    if rows.start > rows.end || rows.end > found {
-        return Err(Error::bad_input(format!("rows {}..{} of a row group of {found}", rows.start, rows.end)));
+    let rows = match rows {
+        Rows::All => vec![0..found],
+        Rows::One(rows) => vec![rows],
+        Rows::Some(rows) => rows,
+    };
+    let mut before = 0;
+    for range in &rows {
+        if range.start > range.end || range.end > found || range.start < before {
+            return Err(Error::bad_input(format!("rows {}..{} of a row group of {found}", range.start, range.end)));
+        }
+        before = range.end;
     }
-    let plan = ReadPlan::new(&footer, &version.stored, &indices, row_group);
+    let plan = ReadPlan::new(&footer, stored, &indices, row_group);
     let chunks = fetch(root, &path, &plan.ranges).await?;
-    let stored = version.stored.clone();
+    let stored = stored.clone();
     let place = root.place(&path);
     blocking(move || plan.decode(footer, chunks, &stored, &schema, rows).map_err(|e| e.context(place))).await
 }
@@ -154,17 +218,28 @@ impl ReadPlan {
         chunks: Chunks,
         stored: &StoredSchema,
         schema: &SchemaRef,
-        rows: Range<u64>,
+        rows: Vec<Range<u64>>,
     ) -> Result<Vec<RecordBatch>> {
         let to_usize = |n: u64| usize::try_from(n).map_err(|_| Error::internal("a row number beyond this host's memory"));
         let corrupt = |e: &dyn std::fmt::Display| Error::corrupt(format!("row group {}: {e}", self.row_group));
         let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(chunks, footer)
             .with_row_groups(vec![self.row_group])
             .with_projection(self.mask)
-            .with_batch_size(self.batch_rows)
-            .with_limit(to_usize(rows.end - rows.start)?);
-        if rows.start > 0 {
-            builder = builder.with_offset(to_usize(rows.start)?);
+            .with_batch_size(self.batch_rows);
+        let wanted: u64 = rows.iter().map(|r| r.end - r.start).sum();
+        match rows.as_slice() {
+            [rows] => {
+                builder = builder.with_limit(to_usize(wanted)?);
+                if rows.start > 0 {
+                    builder = builder.with_offset(to_usize(rows.start)?);
+                }
+            }
+            ranges => {
+                let ranges = ranges.iter().map(|r| Ok(to_usize(r.start)?..to_usize(r.end)?)).collect::<Result<Vec<_>>>()?;
+                let all = builder.metadata().row_group(self.row_group).num_rows();
+                let all = to_usize(u64::try_from(all).unwrap_or(0))?;
+                builder = builder.with_row_selection(RowSelection::from_consecutive_ranges(ranges.into_iter(), all));
+            }
         }
         let mut batches = Vec::new();
         let mut seen = 0;
@@ -181,8 +256,8 @@ impl ReadPlan {
             let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
             batches.push(RecordBatch::try_new_with_options(Arc::clone(schema), columns, &options).map_err(|e| corrupt(&e))?);
         }
-        if seen != rows.end - rows.start {
-            return Err(corrupt(&format!("{seen} rows came out where {} were asked for", rows.end - rows.start)));
+        if seen != wanted {
+            return Err(corrupt(&format!("{seen} rows came out where {wanted} were asked for")));
         }
         Ok(batches)
     }

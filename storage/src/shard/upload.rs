@@ -15,9 +15,9 @@ const TAIL_BYTES: usize = 64 << 10;
 
 /// An object that is being written. Dropping it unfinished leaves nothing under its name.
 #[derive(Debug)]
-pub(super) struct Upload {
+pub(crate) struct Upload {
     root: Root,
-    pub(super) path: Path,
+    pub(crate) path: Path,
     /// What isn't sent yet, in pieces as they came: they are never copied.
     pending: VecDeque<Bytes>,
     pending_bytes: usize,
@@ -27,7 +27,7 @@ pub(super) struct Upload {
 }
 
 impl Upload {
-    pub(super) fn new(root: Root, path: Path) -> Self {
+    pub(crate) fn new(root: Root, path: Path) -> Self {
         Self { root, path, pending: VecDeque::new(), pending_bytes: 0, parts: None, tail: Vec::new(), size: 0 }
     }
 
@@ -35,7 +35,7 @@ impl Upload {
         self.root.error("write the shard", &self.path, error)
     }
 
-    pub(super) async fn push(&mut self, bytes: Vec<u8>) -> Result<()> {
+    pub(crate) async fn push(&mut self, bytes: Vec<u8>) -> Result<()> {
         self.size += bytes.len() as u64;
         self.remember_tail(&bytes);
         self.pending_bytes += bytes.len();
@@ -85,7 +85,7 @@ impl Upload {
     }
 
     /// Ends the object and reads its end back: what was promised to be durable is there, whole.
-    pub(super) async fn finish(mut self) -> Result<()> {
+    pub(crate) async fn finish(mut self) -> Result<()> {
         let last = self.take(usize::MAX);
         if self.parts.is_some() {
             if last.content_length() > 0 {

@@ -166,6 +166,7 @@ impl ShardWriter {
             row_groups: closed.row_groups,
             staging: None,
             stats: Some(closed.stats),
+            index: None,
         }
     }
 }

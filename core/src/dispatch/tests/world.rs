@@ -71,6 +71,7 @@ pub(super) fn shards(lease: &TaskLease, rows: u64) -> Vec<ShardMeta> {
         row_groups: vec![RowGroupMeta { rows, bytes: rows * 16 }],
         staging: None,
         stats: None,
+        index: None,
     }]
 }
 

@@ -247,10 +247,6 @@ fn what_this_version_lacks_is_refused_by_name() {
         ("name = \"d\"\n[source]\nuri = \"x\"\nformat = \"delta\"".to_owned(), "\"delta\" is not supported"),
         ("name = \"d\"\n[source]\nuri = \"x\"\nformat = \"tfrecord\"".to_owned(), "\"tfrecord\" is not supported"),
         ("name = \"d\"\n[source]\nuri = \"x\"\nformat = \"mds\"".to_owned(), "\"mds\" is not supported"),
-        (
-            format!("{SMALL}[index]\ntext = [\"caption\"]"),
-            "p.toml: index: full-text columns are not supported by this version; remove [index]",
-        ),
         (format!("{SMALL}[epochs]\nshuffle = \"full\""), "p.toml: epochs.shuffle: \"full\" is not supported"),
         (format!("{SMALL}[[steps]]\nname = \"a\"\nexec = \"x\""), "p.toml: steps.a.exec: an `exec` step is not supported"),
     ];
@@ -342,5 +338,41 @@ proptest! {
         if let Err(error) = parse(DOCUMENTED, "p.toml", &[format!("{key}={value}")]) {
             prop_assert!(error.to_string().lines().all(|line| line.starts_with("p.toml: ")), "{error}");
         }
+    }
+}
+
+#[test]
+fn text_columns_have_tokenizers_and_stay_out_of_the_fingerprint() {
+    use crate::text::{Language, Tokenizer};
+    let plain = parse(SMALL, "p.toml", &[]).unwrap();
+    let text = format!("{SMALL}[index]\ntext = [\"caption\", \"title\"]\ntokenizers = {{ title = \"stemmed(german)\" }}");
+    let indexed = parse(&text, "p.toml", &[]).unwrap();
+    let columns: Vec<_> = indexed.spec.index.columns().into_iter().collect();
+    assert_eq!(columns, [("caption".to_owned(), Tokenizer::Default), ("title".to_owned(), Tokenizer::Stemmed(Language::German))]);
+    assert_eq!(IndexSpec::of(&indexed.spec.index.columns()), indexed.spec.index);
+    assert_eq!(indexed.canonical, plain.canonical);
+    let one = parse(&format!("{SMALL}[index]\ntext = \"caption\""), "p.toml", &["index.tokenizers.caption=raw".to_owned()]).unwrap();
+    assert_eq!(one.spec.index.columns(), [("caption".to_owned(), Tokenizer::Raw)].into());
+}
+
+#[test]
+fn what_is_wrong_with_an_index_is_said_at_its_key() {
+    for (index, expected) in [
+        ("text = 3", "p.toml: index.text: expected text or a list of texts, found 3"),
+        ("", "p.toml: index.text: missing; name the columns"),
+        ("text = [\"a\", \"a\"]", "p.toml: index.text: `a` is there twice"),
+        (
+            "text = [\"caption\"]\ntokenizers = { capton = \"raw\" }",
+            "index.tokenizers.capton: no column of that name in `text`; did you mean `caption`?",
+        ),
+        (
+            "text = [\"a\"]\ntokenizers = { a = \"stemmed(englsh)\" }",
+            "index.tokenizers.a: no stemmer for the language `englsh`; did you mean `english`?",
+        ),
+        ("text = [\"a\"]\ntokenizers = { a = 1 }", "index.tokenizers.a: expected text in quotes, found 1"),
+        ("texts = [\"a\"]", "unknown key"),
+    ] {
+        let error = bad(&format!("{SMALL}[index]\n{index}"), &[]);
+        assert!(error.to_string().contains(expected), "{index}\n{error}");
     }
 }

@@ -210,6 +210,7 @@ fn shards(lease: &TaskLease) -> Vec<ShardMeta> {
         row_groups: vec![RowGroupMeta { rows: 10, bytes: 100 }],
         staging: None,
         stats: None,
+        index: None,
     }]
 }
 
