@@ -92,17 +92,6 @@ async fn sql_is_a_flight_sql_statement() {
     assert_eq!(client.sql("SELEC").await.unwrap_err().message, "SQL: expected a statement");
     let late = client.sql("SELECT late_error").await.unwrap().collect().await.unwrap_err();
     assert_eq!(late, Error::bad_input("division by zero"));
-
-    let tables = CommandGetTables {
-        catalog: None,
-        db_schema_filter_pattern: None,
-        table_name_filter_pattern: None,
-        table_types: vec![],
-        include_schema: false,
-    };
-    let error = client.flight_info(FlightDescriptor::new_cmd(tables.as_any().encode_to_vec())).await.unwrap_err();
-    assert_eq!(error.kind, Kind::Unsupported);
-    assert!(error.message.contains("CommandGetTables"), "{error}");
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_core::Result;
 use forebay_core::ids::WorkerName;
-use forebay_sql::catalog::{Catalog, QueryLimits};
+use forebay_sql::catalog::Catalog;
 use forebay_sql::python::{PythonConfig, PythonPool};
 use forebay_storage::root::Root;
 use forebay_storage::source::Allow;
@@ -83,8 +83,7 @@ impl Base {
         let owner = dispatcher.clone().filter(|_| !matches!(part, Part::Working));
         let registry = if let Part::Leading(registry) = part { Some(registry) } else { None };
         let system = Arc::new(System::new(view.clone(), owner.map_or(Reports::Journal, Reports::Owner), registry.clone()));
-        let limits = QueryLimits { memory: usize::try_from(config.query_bytes).unwrap_or(usize::MAX), ..QueryLimits::default() };
-        let catalog = Catalog::new(root, system.clone(), limits)?;
+        let catalog = Catalog::new(root, system.clone(), config.query)?;
         planner.use_catalog(catalog.clone());
         Ok(Engine {
             config: config.clone(),

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use forebay_core::dispatch::{State, Volatile};
 use forebay_core::ids::WorkerName;
 use forebay_core::{Error, Result};
-use forebay_sql::catalog::Catalog;
+use forebay_sql::catalog::{Catalog, QueryLimits};
 use forebay_sql::python::PythonPool;
 use forebay_storage::root::Root;
 use forebay_storage::source::Allow;
@@ -60,8 +60,8 @@ pub struct EngineConfig {
     pub slots: usize,
     /// Bytes of cached windows.
     pub cache_bytes: u64,
-    /// Bytes that queries may hold.
-    pub query_bytes: u64,
+    /// What queries may use.
+    pub query: QueryLimits,
     /// URL prefixes that clients' pipelines may read; none: everything (embedded).
     pub sources_allow: Option<Vec<String>>,
     /// Whether clients' pipelines may bring Python.
@@ -83,7 +83,7 @@ impl EngineConfig {
             continue_runs: false,
             slots: std::thread::available_parallelism().map_or(2, usize::from),
             cache_bytes: 1 << 30,
-            query_bytes: 1 << 30,
+            query: QueryLimits::default(),
             sources_allow: None,
             python_allow: true,
             python: None,

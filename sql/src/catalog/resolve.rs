@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use arrow::datatypes::SchemaRef;
 use datafusion::catalog::TableProvider;
 use datafusion::catalog::memory::{MemoryCatalogProvider, MemoryCatalogProviderList, MemorySchemaProvider};
 use datafusion::catalog::{CatalogProvider, CatalogProviderList, SchemaProvider};
@@ -15,14 +16,24 @@ use forebay_core::{Error, Kind, Result, suggest};
 use forebay_storage::delta::{list_datasets, open_version};
 use forebay_storage::root::Root;
 
-use super::information::{INFORMATION_SCHEMA, Information};
+use super::information::{CATALOG, INFORMATION_SCHEMA, Information, SCHEMAS};
 use super::system::SystemTable;
 use super::table::DatasetTable;
 use crate::guard::to_error;
 use crate::system::SystemTables;
 
+/// The schema of the datasets, which needs no name.
+pub(super) const PUBLIC: &str = "public";
 /// The schema of the system tables.
-const SYSTEM: &str = "system";
+pub(super) const SYSTEM: &str = "system";
+
+/// A schema that names may be looked for in.
+pub(super) fn check_schema(name: &str) -> Result<()> {
+    if SCHEMAS.contains(&name) {
+        return Ok(());
+    }
+    Err(Error::not_found(format!("there is no schema `{}`", name.escape_debug())).with_remedy(format!("there are {}", SCHEMAS.join(", "))))
+}
 
 /// The tables of one query, by schema and name.
 pub(super) struct Tables {
@@ -31,17 +42,22 @@ pub(super) struct Tables {
 
 impl Tables {
     /// Opens every table that is named. An unknown one is an error that names the nearest known.
-    pub(super) async fn resolve(root: &Root, system: &Arc<dyn SystemTables>, names: &[TableReference]) -> Result<Self> {
+    pub(super) async fn resolve(
+        root: &Root,
+        system: &Arc<dyn SystemTables>,
+        names: &[TableReference],
+        schema: Option<&str>,
+    ) -> Result<Self> {
         let mut found: BTreeMap<String, BTreeMap<String, Arc<dyn TableProvider>>> = BTreeMap::new();
         for name in names {
-            let schema = name.schema().unwrap_or("public");
+            let schema = name.schema().or(schema).unwrap_or(PUBLIC);
             let table: Arc<dyn TableProvider> = match (name.catalog(), schema) {
-                (None | Some("datafusion"), SYSTEM) => Arc::new(system_table(system, SYSTEM, name.table())?),
-                (None | Some("datafusion"), INFORMATION_SCHEMA) => {
+                (None | Some(CATALOG), SYSTEM) => Arc::new(system_table(system, SYSTEM, name.table())?),
+                (None | Some(CATALOG), INFORMATION_SCHEMA) => {
                     let tables: Arc<dyn SystemTables> = Arc::new(Information { root: root.clone(), system: system.clone() });
                     Arc::new(system_table(&tables, INFORMATION_SCHEMA, name.table())?)
                 }
-                (None | Some("datafusion"), "public") => Arc::new(dataset(root, name.table()).await?),
+                (None | Some(CATALOG), PUBLIC) => Arc::new(dataset(root, name.table()).await?),
                 _ => {
                     return Err(Error::not_found(format!("there is no table `{name}`"))
                         .with_remedy("datasets go by their name alone, system tables by `system.name`"));
@@ -50,6 +66,12 @@ impl Tables {
             found.entry(schema.to_owned()).or_default().insert(name.table().to_owned(), table);
         }
         Ok(Self { found })
+    }
+
+    /// The columns of one of them.
+    pub(super) fn schema_of(&self, name: &TableReference) -> Result<SchemaRef> {
+        let table = self.found.get(name.schema().unwrap_or(PUBLIC)).and_then(|tables| tables.get(name.table()));
+        table.map(|t| t.schema()).ok_or_else(|| Error::not_found(format!("there is no table `{name}`")))
     }
 
     /// A session that sees these tables.
