@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::api::BatchMeta;
-use crate::message::Message;
+use crate::message::{MAX_MESSAGE, Message, too_large};
 use body::Pool;
 pub use wire::{to_wire, wire_schema};
 
@@ -188,6 +188,10 @@ impl Encoder {
 
     fn gather_runs(&mut self, prepared: &Prepared, runs: &[Run], rows: usize) -> Result<Message> {
         let bytes = measure::bytes(prepared, runs);
+        if bytes > MAX_MESSAGE {
+            // Before it is gathered: columns that share their values are copied into one body.
+            return Err(too_large(bytes));
+        }
         // What is shared needs no room; it is nearly everything where it is anything.
         let room =
             if runs.iter().all(|run| measure::row_bytes(prepared, *run) >= 2 * body::SHARED) { bytes.min(body::SHARED) } else { bytes };

@@ -5,14 +5,12 @@ use crate::backend::{Double, chunk};
 use arrow::array::{AsArray, RecordBatch};
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, Int64Type};
-use arrow_flight::sql::{CommandGetTables, ProstMessageExt};
 use arrow_flight::{Criteria, FlightDescriptor};
 use forebay_core::{Error, Kind};
 use forebay_flight::decode::schema_from_info;
 use forebay_flight::encode::to_wire;
 use futures::StreamExt;
 use futures::stream;
-use prost::Message;
 use serde_json::{Value, json};
 
 fn path(parts: &[&str]) -> FlightDescriptor {

@@ -97,7 +97,8 @@ pub(super) fn bind(plan: LogicalPlan, values: Option<&RecordBatch>) -> Result<Lo
     let wanted = schema_of(&plan)?.fields().len();
     let given = values.map_or(0, RecordBatch::num_columns);
     if wanted != given {
-        return Err(Error::bad_input(format!("the query has {wanted} parameters, and {given} have values"))
+        let s = if wanted == 1 { "" } else { "s" };
+        return Err(Error::bad_input(format!("the query has {wanted} parameter{s}, and {given} values are bound"))
             .with_remedy("bind one value for each `?` or `$n`"));
     }
     let Some(row) = values.filter(|_| wanted > 0) else { return Ok(plan) };

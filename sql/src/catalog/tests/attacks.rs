@@ -158,14 +158,12 @@ async fn functions_that_double_their_arguments_are_capped() {
 #[tokio::test]
 async fn constants_have_a_budget() {
     let world = World::new(1).await;
-    let columns = |n: usize, what: &str| (0..n).map(|i| format!("{what} AS c{i}")).collect::<Vec<_>>().join(", ");
     for sql in [
         "SELECT range(0, 100000000)".to_owned(),
         "SELECT range(0, 1000000) FROM digits".to_owned(),
         "SELECT repeat('x', 10000000) FROM digits".to_owned(),
         "SELECT count(*) FROM digits WHERE array_has(range(0, 1000000), label)".to_owned(),
-        "SELECT array_transform(range(0, 1000000), v -> array_append(range(0, 1000000), v)) FROM digits".to_owned(),
-        format!("SELECT {}", columns(1_000, "range(0, 2000000)")),
+        format!("SELECT {}", (0..1_000).map(|i| format!("range({i}, 2000000)")).collect::<Vec<_>>().join(", ")),
         format!("VALUES {}", vec!["(range(0, 2000000))"; 1_000].join(", ")),
         "SELECT array_to_string(range(0, 1000000), repeat('x', 1000000))".to_owned(),
         "SELECT regexp_replace(repeat('a', 1000000), 'a', repeat('b', 1000000), 'g')".to_owned(),
@@ -185,8 +183,8 @@ async fn quadratic_functions_are_capped() {
         "SELECT levenshtein(repeat('a', 1000000), repeat('b', 1000000))",
         "SELECT array_has_all(range(0, 1000000), range(0, 1000000))",
         "SELECT array_has_any(range(0, 1000000), range(1000000, 2000000))",
-        "SELECT max(levenshtein(a.x, b.x)) FROM (SELECT repeat('a', 200000 + label) AS x FROM digits) a, \
-         (SELECT repeat('b', 200000 + label) AS x FROM digits) b",
+        "SELECT max(levenshtein(a.x, b.x)) FROM (SELECT repeat('a', 2000 + label) AS x FROM digits) a, \
+         (SELECT repeat('b', 2000 + label) AS x FROM digits) b",
     ] {
         let error = world.error(sql).await;
         assert_eq!(error.kind, Kind::ResourceExhausted, "{sql}: {error}");
@@ -200,7 +198,8 @@ async fn wide_and_long_queries_end() {
     let world = World::with(1, QueryLimits { deadline: Some(Duration::from_secs(10)), ..limits() }).await;
     // A megabyte of columns, of conditions in a list, of joins: an answer or an error, in time.
     let wide = format!("SELECT {}", (0..60_000).map(|i| format!("1 AS c{i}")).collect::<Vec<_>>().join(","));
-    let joins = format!("SELECT count(*) FROM digits t0{}", (1..900).map(|i| format!(" JOIN digits t{i} USING (_id)")).collect::<String>());
+    let join = |i: usize| format!(" JOIN digits t{i} ON t{i}._id = t0._id");
+    let joins = format!("SELECT count(*) FROM digits t0{}", (1..300).map(join).collect::<String>());
     for sql in [wide, joins] {
         let (answer, meanwhile) =
             tokio::join!(tokio::time::timeout(Duration::from_secs(60), world.batches(&sql)), world.value("SELECT count(*) FROM digits"));
