@@ -16,6 +16,7 @@ use forebay_flight::api::{BatchMeta, ConsumerMessage, End};
 use forebay_flight::backend::{BatchPart, BatchSource, DatasetFlight, JobControl, JobEvent, JobFlight, JobStream, Listing, QueryPlan};
 use forebay_flight::encode::{Encoder, part_metadata};
 use forebay_flight::message::Message;
+use forebay_flight::statement::Statement;
 use forebay_flight::ticket::TicketKey;
 use forebay_flight::{Backend, Client, Flight, Limits, ServiceConfig, serve};
 use futures::stream::{self, BoxStream};
@@ -142,7 +143,7 @@ impl Backend for Window {
         Ok(Box::new(Stream { window: self.clone(), at: 0 }))
     }
 
-    async fn query(&self, _: &str) -> Result<QueryPlan> {
+    async fn query(&self, _: &Statement) -> Result<QueryPlan> {
         nothing()
     }
 

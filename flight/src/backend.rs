@@ -13,6 +13,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::api::{BatchMeta, ConsumerMessage, End, JobPlace};
+use crate::statement::{Names, Prepared, Statement, TableName};
 
 /// A stream of record batches with the schema that all of them have.
 pub struct BatchSource {
@@ -148,7 +149,30 @@ pub trait Backend: Send + Sync + 'static {
         Ok(vec![None; count])
     }
 
-    async fn query(&self, sql: &str) -> Result<QueryPlan>;
+    /// Plans a statement whose parameters all have values.
+    async fn query(&self, statement: &Statement) -> Result<QueryPlan>;
+
+    /// The columns and parameters of a statement, without planning it to the end.
+    async fn prepare(&self, statement: &Statement) -> Result<Prepared> {
+        let _ = statement;
+        Err(Error::unsupported("preparing statements"))
+    }
+
+    /// The catalog, its schemas and the kinds of tables.
+    async fn names(&self) -> Result<Names> {
+        Err(Error::unsupported("naming catalogs"))
+    }
+
+    /// Every table that this caller may see.
+    async fn tables(&self) -> Result<Vec<TableName>> {
+        Err(Error::unsupported("listing tables"))
+    }
+
+    /// The columns of one table.
+    async fn columns(&self, table: &TableName) -> Result<SchemaRef> {
+        let _ = table;
+        Err(Error::unsupported("describing tables"))
+    }
 
     async fn run_query(&self, payload: Value) -> Result<BatchSource>;
 

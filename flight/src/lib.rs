@@ -14,6 +14,7 @@ pub mod encode;
 pub mod message;
 pub mod serve;
 pub mod service;
+pub mod statement;
 pub mod status;
 pub mod ticket;
 

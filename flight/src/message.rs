@@ -142,8 +142,7 @@ impl Message {
         let (pad, body_len) = (self.padding(), self.body_len());
         let total = field(HEADER_TAG, self.header.len() + pad) + field(METADATA_TAG, self.app_metadata.len()) + field(BODY_TAG, body_len);
         if total > MAX_MESSAGE {
-            return Err(Error::new(Kind::ResourceExhausted, format!("one message of {total} bytes; gRPC ends at {MAX_MESSAGE}"))
-                .with_remedy("a single row must stay below 2 GiB: select fewer columns"));
+            return Err(too_large(total));
         }
         let mut out = BytesMut::with_capacity(5 + total - body_len);
         out.put_u8(0);
@@ -172,6 +171,12 @@ impl Message {
             app_metadata: self.app_metadata,
         }
     }
+}
+
+/// A message of so many bytes can't be.
+pub(crate) fn too_large(bytes: usize) -> Error {
+    Error::new(Kind::ResourceExhausted, format!("one message of {bytes} bytes; gRPC ends at {MAX_MESSAGE}"))
+        .with_remedy("a single row must stay below 2 GiB: select fewer columns")
 }
 
 /// Bytes of a field with its tag and length; absent when empty.

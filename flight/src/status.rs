@@ -11,9 +11,9 @@ use tonic::{Code, Status};
 /// Type of the `Any` that carries the JSON.
 pub const DETAIL_TYPE: &str = "type.googleapis.com/forebay.Error";
 
-/// gRPC headers are limited (8 KiB in grpc-core) and carry the text twice: percent-encoded and, within JSON, in base64.
-const PART_LIMIT: usize = 1000;
-const MESSAGE_LIMIT: usize = 1400;
+/// gRPC headers are limited (8 KiB in grpc-core) and carry the text three times: percent-encoded and, within the details, as it is and in JSON.
+const PART_LIMIT: usize = 900;
+const MESSAGE_LIMIT: usize = 1100;
 
 /// `google.rpc.Status`.
 #[derive(Clone, PartialEq, Message)]
@@ -80,7 +80,7 @@ fn shorten(text: &str, limit: usize) -> String {
     format!("{}...", &text[..end])
 }
 
-/// The status that a client of ours turns back into exactly `error` (a message or remedy over 1,000 bytes is cut).
+/// The status that a client of ours turns back into exactly `error` (a message or remedy over 900 bytes is cut).
 pub fn to_status(error: &Error) -> Status {
     let remedy = error.remedy.as_deref().map(|remedy| shorten(remedy, PART_LIMIT));
     let sent = Error { kind: error.kind, message: shorten(&error.message, PART_LIMIT), remedy };
@@ -89,10 +89,10 @@ pub fn to_status(error: &Error) -> Status {
     let Ok(json) = serde_json::to_vec(&sent) else {
         return Status::new(code, message);
     };
-    // The inner message stays empty: it would only repeat the outer one in a size-limited header.
+    // Go clients show the inner message and never look at the outer one.
     let details = RpcStatus {
         code: code as i32,
-        message: String::new(),
+        message: message.clone(),
         details: vec![RpcAny { type_url: DETAIL_TYPE.to_owned(), value: Bytes::from(json) }],
     };
     Status::with_details(code, message, Bytes::from(details.encode_to_vec()))

@@ -13,20 +13,28 @@ use serde_json::Value;
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::statement::{SessionOptions, Statement};
+
 const PREFIX: &[u8] = b"fb1.";
 const MAC: usize = blake3::OUT_LEN;
 const EXPIRY: usize = 8;
 
 /// What the ticket opens.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Claim {
     /// A group of a dataset's shards.
     Group(Value),
     /// A consumer's place in a job.
     Job(Value),
-    /// A planned query.
-    Query(Value),
+    /// A planned query; its id is what cancels it.
+    Query { id: String, payload: Value },
+    /// A Flight SQL command that asks about the server, in base64.
+    Command(String),
+    /// A prepared statement, with values if they are bound. A handle, not a ticket.
+    Prepared(Statement),
+    /// What a session has set. A cookie, not a ticket.
+    Options(SessionOptions),
     /// A session's bearer token, made by `Handshake`.
     Session,
 }

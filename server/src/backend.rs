@@ -3,6 +3,7 @@
 //! Owns: what payloads are put into tickets, and which action calls what. Must not know: how messages are encoded, how tickets are signed.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::array::{Int32Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
@@ -11,6 +12,8 @@ use forebay_core::ids::{DatasetName, EpochId, VersionId};
 use forebay_core::{Error, Result};
 use forebay_flight::api::MaterializeRequest;
 use forebay_flight::backend::{Backend, BatchSource, DatasetFlight, JobFlight, JobStream, Listing, QueryPlan};
+use forebay_flight::statement::{Names, Prepared, Statement, TableName};
+use forebay_sql::catalog::{CATALOG, KINDS, Request, SCHEMAS, TableEntry};
 use forebay_storage::delta::DatasetVersion;
 use forebay_storage::shard;
 use futures::stream::{self, BoxStream};
@@ -35,9 +38,17 @@ struct Group {
     shards: Vec<usize>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-struct Query {
-    sql: String,
+/// A statement as the catalog is asked it.
+fn request(statement: &Statement) -> Result<Request> {
+    let session = &statement.session;
+    let deadline = session.timeout.map(Duration::try_from_secs_f64).transpose();
+    Ok(Request {
+        sql: statement.sql.clone(),
+        parameters: statement.parameters()?,
+        schema: session.schema.clone(),
+        deadline: deadline.map_err(|e| Error::bad_input(format!("a session's timeout: {e}")))?,
+        rows: session.row_limit,
+    })
 }
 
 /// The schema of a dataset as plain readers and SQL see it: its columns, then `epoch`.
@@ -180,18 +191,37 @@ impl Backend for EngineBackend {
         self.0.job_stream(payload, acks).await
     }
 
-    async fn query(&self, sql: &str) -> Result<QueryPlan> {
+    async fn query(&self, statement: &Statement) -> Result<QueryPlan> {
         self.0.metrics().queries.inc();
-        let schema = self.0.catalog().schema(sql).await?;
-        let payload =
-            serde_json::to_value(Query { sql: sql.to_owned() }).map_err(|e| Error::internal(format!("a ticket could not be made: {e}")))?;
+        let schema = self.0.catalog().answer(&request(statement)?).await?;
+        let payload = serde_json::to_value(statement).map_err(|e| Error::internal(format!("a ticket could not be made: {e}")))?;
         Ok(QueryPlan { schema, payload })
     }
 
     async fn run_query(&self, payload: Value) -> Result<BatchSource> {
-        let query: Query = ticket(payload)?;
-        let running = self.0.catalog().query(&query.sql).await?;
+        let statement: Statement = ticket(payload)?;
+        let running = self.0.catalog().ask(&request(&statement)?).await?;
         Ok(BatchSource { schema: running.schema, batches: running.stream })
+    }
+
+    async fn prepare(&self, statement: &Statement) -> Result<Prepared> {
+        let known = self.0.catalog().prepare(&request(statement)?).await?;
+        Ok(Prepared { schema: known.schema, parameters: known.parameters })
+    }
+
+    async fn names(&self) -> Result<Names> {
+        let own = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect();
+        Ok(Names { catalog: CATALOG.to_owned(), schemas: own(&SCHEMAS), kinds: own(&KINDS) })
+    }
+
+    async fn tables(&self) -> Result<Vec<TableName>> {
+        let tables = self.0.catalog().tables().await?;
+        let named = |t: TableEntry| TableName { schema: t.schema.to_owned(), name: t.name, kind: t.kind.to_owned() };
+        Ok(tables.into_iter().map(named).collect())
+    }
+
+    async fn columns(&self, table: &TableName) -> Result<SchemaRef> {
+        self.0.catalog().columns(&table.schema, &table.name).await
     }
 
     async fn action(&self, name: &str, body: Value) -> Result<BoxStream<'static, Result<Value>>> {
@@ -231,8 +261,8 @@ impl Backend for EngineBackend {
 impl EngineBackend {
     /// Whether a planned query reads rows of datasets, and not only what the system tables say.
     pub(crate) async fn reads_datasets(&self, payload: &Value) -> Result<bool> {
-        let query: Query = ticket(payload.clone())?;
-        self.0.catalog().reads_datasets(&query.sql).await
+        let statement: Statement = ticket(payload.clone())?;
+        self.0.catalog().reads_datasets(&request(&statement)?).await
     }
 }
 

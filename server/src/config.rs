@@ -3,7 +3,7 @@
 //! Owns: which settings there are, where each value came from, and the refusal of unknown or ill-typed ones. Must not know: what a
 //! setting does.
 
-use forebay_core::pipeline::parse_size;
+use forebay_core::pipeline::{parse_duration_ms, parse_size};
 use forebay_core::{Error, Kind, Result, suggest};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -22,6 +22,8 @@ enum Type {
     Flag,
     Count,
     Size,
+    /// Kept in milliseconds.
+    Time,
     Address,
 }
 
@@ -55,7 +57,11 @@ pub const KEYS: &[Key] = &[
     key("slots", "FOREBAY_SLOTS", Type::Count, "tasks that run at once; by default one per core"),
     key("cache_limit", "FOREBAY_CACHE_LIMIT", Type::Size, "bytes of cached windows"),
     key("index_cache_limit", "FOREBAY_INDEX_CACHE_LIMIT", Type::Size, "bytes of index bundles cached on disk; by default 4GiB"),
-    key("memory_limit", "FOREBAY_MEMORY_LIMIT", Type::Size, "bytes that queries may hold"),
+    key("memory_limit", "FOREBAY_MEMORY_LIMIT", Type::Size, "bytes that all queries together may hold; by default 1GiB"),
+    key("query.spill_limit", "FOREBAY_QUERY_SPILL_LIMIT", Type::Size, "bytes that all queries together may spill to disk; by default 8GiB"),
+    key("query.concurrent", "FOREBAY_QUERY_CONCURRENT", Type::Count, "queries that run at once, others wait; by default 16"),
+    key("query.timeout", "FOREBAY_QUERY_TIMEOUT", Type::Time, "time from a query's start to its last row; by default 10m"),
+    key("query.row_limit", "FOREBAY_QUERY_ROW_LIMIT", Type::Count, "rows of one answer; by default no limit"),
     key("sources.allow", "FOREBAY_SOURCES_ALLOW", Type::Texts, "URL prefixes that a server reads for its clients' pipelines"),
     key("python.allow", "FOREBAY_PYTHON_ALLOW", Type::Flag, "whether a server runs its clients' Python steps"),
     key("python.interpreter", "FOREBAY_PYTHON", Type::Text, "interpreter of Python steps"),
@@ -159,7 +165,7 @@ impl Config {
         self.get(name).and_then(Value::as_bool).unwrap_or(false)
     }
 
-    /// A count, or a size in bytes.
+    /// A count, a size in bytes, or a time in milliseconds.
     pub fn number(&self, name: &str) -> Option<u64> {
         self.get(name)?.as_u64()
     }
@@ -205,7 +211,7 @@ fn flatten(path: &str, value: Value, leaves: &mut Vec<(String, Value)>) {
 /// A value of the environment, where everything is text.
 fn from_text(key: &Key, text: &str) -> Result<Value> {
     Ok(match key.kind {
-        Type::Text | Type::Size | Type::Address => Value::from(text),
+        Type::Text | Type::Size | Type::Time | Type::Address => Value::from(text),
         Type::Texts => text.split(',').map(str::trim).filter(|t| !t.is_empty()).map(Value::from).collect(),
         Type::Flag => match text.to_ascii_lowercase().as_str() {
             "1" | "true" | "yes" | "on" => Value::Bool(true),
@@ -235,6 +241,12 @@ fn checked(key: &Key, value: Value) -> Result<Value> {
             Value::String(text) => parse_size(text).map(Value::from),
             Value::Number(n) if n.is_u64() => Ok(value),
             _ => Err(refuse("a size such as \"4GiB\"")),
+        },
+        Type::Time => match &value {
+            Value::String(text) => {
+                parse_duration_ms(text).and_then(|ms| if ms > 0 { Ok(Value::from(ms)) } else { Err(refuse("more than 0s")) })
+            }
+            _ => Err(refuse("a time such as \"60s\"")),
         },
         Type::Address if value.as_str().is_some_and(|t| t.parse::<SocketAddr>().is_ok()) => Ok(value),
         Type::Address => Err(refuse("an address such as \"127.0.0.1:7070\"").with_remedy("give an IP address and a port")),

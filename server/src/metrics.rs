@@ -62,7 +62,10 @@ impl Metrics {
                 "Row groups read again for consumers because memory was short when they were done with.",
             )?,
             batches_made: counter("forebay_transformed_batches_total", "Batches made by steps behind the cut by this worker.")?,
-            padding: counter("forebay_bucket_padding_values_total", "Values that pad batches of jobs with bucket_by, over all windows read.")?,
+            padding: counter(
+                "forebay_bucket_padding_values_total",
+                "Values that pad batches of jobs with bucket_by, over all windows read.",
+            )?,
             padding_saved: counter(
                 "forebay_bucket_padding_saved_values_total",
                 "Values that would pad the same rows without bucket_by, less those that do.",

@@ -96,7 +96,8 @@ impl Reader {
     pub(crate) async fn served(&self, version: &Arc<DatasetVersion>, settings: &JobSettings) -> Result<Arc<Served>> {
         let (columns, bucket) = (settings.columns.as_deref(), settings.bucket_by.as_deref());
         let find = |kept: &VecDeque<Compiled>| {
-            let same = |(of, wanted, by, _): &&Compiled| Arc::ptr_eq(of, version) && wanted.as_deref() == columns && by.as_deref() == bucket;
+            let same =
+                |(of, wanted, by, _): &&Compiled| Arc::ptr_eq(of, version) && wanted.as_deref() == columns && by.as_deref() == bucket;
             kept.iter().find(same).map(|(.., served)| Arc::clone(served))
         };
         if let Some(served) = find(&self.compiled.lock()) {
@@ -142,12 +143,7 @@ impl Serving {
     ///
     /// # Errors
     /// What the dispatcher says of the job, the incarnation and the consumer; `BadInput` for columns that do not exist.
-    pub async fn open_stream(
-        self: &Arc<Self>,
-        settings: Arc<JobSettings>,
-        member: Member,
-        acks: Acks,
-    ) -> Result<Box<dyn JobStream>> {
+    pub async fn open_stream(self: &Arc<Self>, settings: Arc<JobSettings>, member: Member, acks: Acks) -> Result<Box<dyn JobStream>> {
         let version = self.reader.view.version(&settings.dataset, settings.version).await?;
         let served = self.reader.served(&version, &settings).await?;
         let each = acks != Acks::AtEnd;

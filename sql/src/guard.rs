@@ -21,6 +21,9 @@ pub(crate) struct TextLimits {
     pub operators: usize,
 }
 
+/// Columns, arguments and values of one statement, those in lists after IN apart: what planning takes grows with their square.
+const ITEMS: usize = 8_192;
+
 /// Planning recurses once per operator, in debug builds with large frames. Only the pages that are touched cost memory.
 const PLANNING_STACK: usize = 256 << 20;
 
@@ -39,7 +42,32 @@ pub(crate) fn check_text(sql: &str, limits: TextLimits) -> Result<usize> {
         )
         .with_remedy("use IN (...) or a list for long enumerations, or split the query"));
     }
+    let items = items(&tokens);
+    if items > ITEMS {
+        return Err(Error::new(
+            Kind::ResourceExhausted,
+            format!("the query has {items} columns, arguments and values; the limit is {ITEMS}"),
+        )
+        .with_remedy("write long lists of values as a dataset, and split the query"));
+    }
     Ok(operators)
+}
+
+/// Commas outside of lists after IN.
+fn items(tokens: &[Token]) -> usize {
+    // For each open parenthesis, whether it began such a list.
+    let (mut lists, mut after_in, mut commas) = (Vec::new(), false, 0);
+    for token in tokens {
+        match token {
+            Token::Whitespace(_) => continue,
+            Token::LParen => lists.push(after_in),
+            Token::RParen => drop(lists.pop()),
+            Token::Comma if lists.last() != Some(&true) => commas += 1,
+            _ => {}
+        }
+        after_in = matches!(token, Token::Word(word) if word.keyword == Keyword::IN);
+    }
+    commas
 }
 
 /// Whether a token can add a level to an expression or a query. Unknown symbols count: too many is safe, too few is not.

@@ -88,10 +88,9 @@ fn every_visitation_and_assignment_resolves() {
 
 #[test]
 fn what_this_version_lacks_is_refused_in_one_message() {
-    let error = resolve(
-        r#"{"job":"j","dataset":"d","rank":0,"world_size":2,"assignment":"rounds","visitation":"exactly_once","order":"staged"}"#,
-    )
-    .unwrap_err();
+    let error =
+        resolve(r#"{"job":"j","dataset":"d","rank":0,"world_size":2,"assignment":"rounds","visitation":"exactly_once","order":"staged"}"#)
+            .unwrap_err();
     assert_eq!(error.kind, Kind::Unsupported);
     assert!(error.message.contains("job: order: "), "{error}");
     assert!(!error.message.contains("assignment") && !error.message.contains("visitation"), "{error}");

@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::api::BatchMeta;
-use crate::message::Message;
+use crate::message::{MAX_MESSAGE, Message, too_large};
 pub use body::Pool;
 pub use wire::{to_wire, wire_schema};
 
@@ -187,8 +187,13 @@ impl Encoder {
     }
 
     fn gather_runs(&mut self, prepared: &Prepared, runs: &[Run], rows: usize) -> Result<Message> {
+        let bytes = measure::bytes(prepared, runs);
+        if bytes > MAX_MESSAGE {
+            // Before it is gathered: columns that share their values are copied into one body.
+            return Err(too_large(bytes));
+        }
         let aside: usize = prepared.columns.iter().map(|column| gather::set_aside(&column.iter().collect::<Vec<_>>(), runs)).sum();
-        let room = measure::bytes(prepared, runs).saturating_sub(aside);
+        let room = bytes.saturating_sub(aside);
         let mut out = body::Body::new(room + 128 * prepared.columns.len() + 64, &self.pool);
         for (column, field) in prepared.columns.iter().zip(self.schema.fields()) {
             let chunks: Vec<&ArrayData> = column.iter().collect();

@@ -8,8 +8,9 @@ use tonic::body::Body;
 use tonic::codec::{BufferSettings, Streaming};
 use tonic_prost::ProstDecoder;
 
-use super::Shared;
+use super::running::Entry;
 use super::stream::{self, Outlet};
+use super::{Shared, sql};
 use crate::api::EndMessage;
 use crate::backend::{BatchPart, BatchSource, JobEvent, JobStream};
 use crate::encode::{Encoder, part_metadata};
@@ -21,6 +22,7 @@ use crate::ticket::Claim;
 pub(crate) async fn respond(shared: Arc<Shared>, request: http::Request<Body>) -> http::Response<Body> {
     match open(&shared, request).await {
         Ok(Opened::Plain(source)) => stream::respond(&shared, move |outlet| send_plain(source, outlet)),
+        Ok(Opened::Query(source, entry)) => stream::respond(&shared, move |outlet| entry.run(send_plain(source, outlet))),
         Ok(Opened::Job(job)) => stream::respond(&shared, move |outlet| send_job(job, outlet)),
         Err(error) => to_status(&error).into_http(),
     }
@@ -28,6 +30,7 @@ pub(crate) async fn respond(shared: Arc<Shared>, request: http::Request<Body>) -
 
 enum Opened {
     Plain(BatchSource),
+    Query(BatchSource, Entry),
     Job(Box<dyn JobStream>),
 }
 
@@ -38,9 +41,17 @@ async fn open(shared: &Shared, request: http::Request<Body>) -> Result<Opened> {
     let backend = &shared.backend;
     Ok(match shared.config.key.open(&ticket.ticket)? {
         Claim::Group(payload) => Opened::Plain(backend.read_group(payload).await?),
-        Claim::Query(payload) => Opened::Plain(backend.run_query(payload).await?),
+        Claim::Query { id, payload } => {
+            let entry = shared.running.begin(&id)?;
+            Opened::Query(backend.run_query(payload).await?, entry)
+        }
+        Claim::Command(command) => Opened::Plain(sql::rows(shared, &command).await?),
         Claim::Job(payload) => Opened::Job(backend.job_stream(payload, false).await?),
         Claim::Session => return Err(Error::bad_input("a session token is not a ticket")),
+        Claim::Options(_) => return Err(Error::bad_input("a session's cookie is not a ticket")),
+        Claim::Prepared(_) => {
+            return Err(Error::bad_input("a statement's handle is not a ticket").with_remedy("call GetFlightInfo with the handle"));
+        }
     })
 }
 

@@ -9,6 +9,7 @@ mod exchange;
 mod get;
 mod put;
 mod rpc;
+mod running;
 mod sql;
 mod stats;
 mod stream;
@@ -37,6 +38,7 @@ use crate::status::{from_status, to_status};
 use crate::ticket::TicketKey;
 pub use door::Door;
 use rpc::Rpc;
+use running::Running;
 pub use stats::Stats;
 
 /// What a service is made with.
@@ -76,6 +78,8 @@ pub(crate) struct Shared {
     pub(crate) gate: Gate,
     pub(crate) config: ServiceConfig,
     pub(crate) stats: Arc<Stats>,
+    /// Queries that can be cancelled here.
+    pub(crate) running: Arc<Running>,
     /// Ends every stream: the drain is over.
     pub(crate) stop: CancellationToken,
 }
@@ -100,7 +104,8 @@ impl Flight {
     pub fn new(backend: Arc<dyn Backend>, config: ServiceConfig) -> Self {
         let gate = Gate::new(config.token.as_deref(), config.key.clone());
         let (request_limit, put_limit) = (config.request_limit, config.put_limit);
-        let shared = Arc::new(Shared { backend, gate, config, stats: Arc::default(), stop: CancellationToken::new() });
+        let shared =
+            Arc::new(Shared { backend, gate, config, stats: Arc::default(), running: Arc::default(), stop: CancellationToken::new() });
         let rpc = Rpc { shared: Arc::clone(&shared) };
         let server = |limit| FlightServiceServer::new(rpc.clone()).max_decoding_message_size(limit).max_encoding_message_size(usize::MAX);
         Self { rpc: server(request_limit), put: server(put_limit), shared }

@@ -1,6 +1,7 @@
 //! `DoPut`: a client's own batches become a dataset. Batches are decoded as the backend asks for them: that is the bound.
 
 use arrow::array::RecordBatch;
+use arrow_flight::sql::Any;
 use arrow_flight::{FlightData, FlightDescriptor, PutResult};
 use forebay_core::{Error, Result};
 use futures::StreamExt;
@@ -22,11 +23,15 @@ const MODES: &[&str] = &["create", "append", "replace"];
 /// Takes one put; the answer is the backend's JSON.
 pub(crate) async fn run(shared: &Arc<Shared>, mut inbound: Streaming<FlightData>) -> Result<PutResult> {
     let first = inbound.message().await.map_err(|s| inbound_error(&s))?.ok_or_else(|| Error::bad_input("DoPut without a message"))?;
-    let (path, mode) = target(first.flight_descriptor.as_ref(), &first.app_metadata)?;
+    let target = target(first.flight_descriptor.as_ref(), &first.app_metadata)?;
     let mut reader = Reader { inbound, decoder: Decoder::guarded(shared.config.put_limit as u64) };
     let schema = match reader.decode(first).await? {
         Decoded::Schema(schema) => schema,
         _ => return Err(Error::bad_input("DoPut's first message is not the schema")),
+    };
+    let (path, mode) = match target {
+        Target::Dataset(path, mode) => (path, mode),
+        Target::Sql(any) => return sql::put(shared, any, schema, reader).await,
     };
     let source = BatchSource { schema, batches: reader.batches() };
     let answer = shared.backend.put(&path, mode, source).await?;
@@ -34,8 +39,16 @@ pub(crate) async fn run(shared: &Arc<Shared>, mut inbound: Streaming<FlightData>
     Ok(PutResult { app_metadata: json.into() })
 }
 
-/// The dataset and mode that the first message names.
-fn target(descriptor: Option<&FlightDescriptor>, app_metadata: &[u8]) -> Result<(Vec<String>, Option<String>)> {
+/// What a put is for.
+enum Target {
+    /// A dataset, and what to do where it exists.
+    Dataset(Vec<String>, Option<String>),
+    /// A Flight SQL command that takes rows.
+    Sql(Any),
+}
+
+/// What the first message names.
+fn target(descriptor: Option<&FlightDescriptor>, app_metadata: &[u8]) -> Result<Target> {
     let missing = || {
         Error::bad_input("DoPut without a dataset")
             .with_remedy("use the path [name], or the command {\"dataset\":\"name\",\"mode\":\"append\"}")
@@ -48,7 +61,10 @@ fn target(descriptor: Option<&FlightDescriptor>, app_metadata: &[u8]) -> Result<
             let command: PutCommand = serde_json::from_str(json).map_err(|e| Error::bad_input(format!("DoPut's command: {e}")))?;
             (vec![command.dataset], command.mode)
         }
-        Command::Sql(any) => return Err(sql::put(any)),
+        Command::Sql(any) => {
+            sql::puttable(&any)?;
+            return Ok(Target::Sql(any));
+        }
     };
     if !app_metadata.is_empty() {
         let metadata: Value =
@@ -66,10 +82,11 @@ fn target(descriptor: Option<&FlightDescriptor>, app_metadata: &[u8]) -> Result<
             Error::bad_input(format!("unknown mode `{}`", mode.escape_debug())).with_remedy("use `append` or `replace`, or none to create")
         );
     }
-    Ok((path, mode))
+    Ok(Target::Dataset(path, mode))
 }
 
-struct Reader {
+/// The rows of a put, decoded one message at a time.
+pub(crate) struct Reader {
     inbound: Streaming<FlightData>,
     decoder: Decoder,
 }
@@ -90,7 +107,7 @@ impl Reader {
         decoded
     }
 
-    async fn next(&mut self) -> Result<Option<RecordBatch>> {
+    pub(crate) async fn next(&mut self) -> Result<Option<RecordBatch>> {
         while let Some(data) = self.inbound.message().await.map_err(|s| inbound_error(&s))? {
             match self.decode(data).await? {
                 Decoded::Batch(batch) => return Ok(Some(batch)),
@@ -102,7 +119,7 @@ impl Reader {
     }
 
     /// The rest of the stream; ends at the first error.
-    fn batches(self) -> BoxStream<'static, Result<RecordBatch>> {
+    pub(crate) fn batches(self) -> BoxStream<'static, Result<RecordBatch>> {
         stream::try_unfold(self, |mut reader| async move { Ok(reader.next().await?.map(|batch| (batch, reader))) }).boxed()
     }
 }

@@ -4,8 +4,8 @@ use arrow::datatypes::SchemaRef;
 use arrow::ipc::writer::IpcWriteOptions;
 use arrow_flight::flight_service_server::FlightService;
 use arrow_flight::{
-    Action, ActionType, BasicAuth, CancelFlightInfoResult, CancelStatus, Criteria, Empty, FlightData, FlightDescriptor, FlightEndpoint,
-    FlightInfo, HandshakeRequest, HandshakeResponse, PollInfo, PutResult, Result as ActionResult, SchemaAsIpc, SchemaResult, Ticket,
+    Action, ActionType, BasicAuth, Criteria, Empty, FlightData, FlightDescriptor, FlightEndpoint, FlightInfo, HandshakeRequest,
+    HandshakeResponse, PollInfo, PutResult, Result as ActionResult, SchemaAsIpc, SchemaResult, Ticket,
 };
 use bytes::Bytes;
 use forebay_core::{Error, Result};
@@ -40,8 +40,6 @@ const ACTIONS: &[(&str, &str)] = &[
     ("forebay.job.stop", "end a job"),
     ("forebay.workers", "list or drain workers"),
     ("forebay.tasks", "list tasks"),
-    ("CancelFlightInfo", "cancel a flight"),
-    ("CloseSession", "close the session"),
 ];
 
 #[derive(Clone)]
@@ -84,8 +82,9 @@ pub(crate) fn flight_info(descriptor: FlightDescriptor, schema: &SchemaRef, rows
 }
 
 impl Rpc {
-    async fn info(&self, descriptor: FlightDescriptor) -> Result<FlightInfo> {
+    async fn info(&self, request: Request<FlightDescriptor>) -> Result<FlightInfo> {
         let backend = &self.shared.backend;
+        let (metadata, _, descriptor) = request.into_parts();
         match command::parse(&descriptor)? {
             Command::Path(path) => {
                 let flight = backend.dataset(path).await?;
@@ -103,16 +102,19 @@ impl Rpc {
                 let about = serde_json::to_vec(&flight.place).map_err(|e| Error::internal(format!("writing a consumer's place: {e}")))?;
                 Ok(flight_info(descriptor, &flight.schema, flight.rows, None)?.with_endpoint(endpoint).with_app_metadata(about))
             }
-            Command::Sql(any) => sql::info(&self.shared, any, descriptor).await,
+            Command::Sql(any) => {
+                let session = sql::session::of(&self.shared, &metadata)?;
+                sql::info(&self.shared, any, descriptor, session).await
+            }
         }
     }
 
-    async fn schema(&self, descriptor: &FlightDescriptor) -> Result<SchemaResult> {
+    async fn schema(&self, request: &Request<FlightDescriptor>) -> Result<SchemaResult> {
         let backend = &self.shared.backend;
-        let schema = match command::parse(descriptor)? {
+        let schema = match command::parse(request.get_ref())? {
             Command::Path(path) => backend.dataset(path).await?.schema,
             Command::Job(json) => backend.job_schema(json).await?,
-            Command::Sql(any) => sql::schema(&self.shared, any).await?,
+            Command::Sql(any) => sql::schema(&self.shared, any, sql::session::of(&self.shared, request.metadata())?).await?,
         };
         let schema = wire_schema(&schema)?;
         SchemaAsIpc::new(&schema, &IpcWriteOptions::default()).try_into().map_err(|e| Error::internal(format!("writing a schema: {e}")))
@@ -128,24 +130,22 @@ impl Rpc {
             .collect()
     }
 
-    async fn action(&self, action: Action) -> Result<Answers<ActionResult>> {
-        match action.r#type.as_str() {
-            // Streams are cancelled by dropping them; nothing outlives its stream but a job, and that has `forebay.job.stop`.
-            "CancelFlightInfo" => {
-                let result = CancelFlightInfoResult { status: CancelStatus::NotCancellable as i32 };
-                Ok(one(ActionResult::new(result.encode_to_vec())).into_inner())
-            }
-            // CloseSessionResult{status: CLOSED}; there is no state to close.
-            "CloseSession" => Ok(one(ActionResult::new(vec![0x08, 0x01])).into_inner()),
-            name if name.starts_with("forebay.") => {
-                let body = parse_body(name, &action.body)?;
-                let answers = self.shared.backend.action(name, body).await?;
-                Ok(answers.map_err(|e| to_status(&e)).and_then(|value| std::future::ready(write_body(&value))).boxed())
-            }
-            other => {
-                Err(Error::unsupported(format!("the action `{}`", other.escape_debug())).with_remedy("ListActions names what there is"))
-            }
+    async fn action(&self, request: Request<Action>) -> Result<Response<Answers<ActionResult>>> {
+        let (metadata, _, action) = request.into_parts();
+        let name = action.r#type.as_str();
+        if name.starts_with("forebay.") {
+            let body = parse_body(name, &action.body)?;
+            let answers = self.shared.backend.action(name, body).await?;
+            return Ok(Response::new(answers.map_err(|e| to_status(&e)).and_then(|v| std::future::ready(write_body(&v))).boxed()));
         }
+        let Some(answer) = sql::actions::run(&self.shared, &metadata, name, &action.body).await? else {
+            return Err(Error::unsupported(format!("the action `{}`", name.escape_debug())).with_remedy("ListActions names what there is"));
+        };
+        let mut response = Response::new(stream::iter(answer.results.into_iter().map(Ok)).boxed());
+        if let Some(cookie) = answer.cookie {
+            response.metadata_mut().insert("set-cookie", cookie);
+        }
+        Ok(response)
     }
 
     async fn session(&self, request: Request<Streaming<HandshakeRequest>>) -> Result<Bytes> {
@@ -201,17 +201,17 @@ impl FlightService for Rpc {
     }
 
     async fn get_flight_info(&self, request: Request<FlightDescriptor>) -> Result<Response<FlightInfo>, Status> {
-        self.info(request.into_inner()).await.map(Response::new).map_err(|e| to_status(&e))
+        self.info(request).await.map(Response::new).map_err(|e| to_status(&e))
     }
 
     async fn poll_flight_info(&self, request: Request<FlightDescriptor>) -> Result<Response<PollInfo>, Status> {
         // Planning is quick: the first poll is complete.
-        let info = self.info(request.into_inner()).await.map_err(|e| to_status(&e))?;
+        let info = self.info(request).await.map_err(|e| to_status(&e))?;
         Ok(Response::new(PollInfo { info: Some(info), flight_descriptor: None, progress: Some(1.0), expiration_time: None }))
     }
 
     async fn get_schema(&self, request: Request<FlightDescriptor>) -> Result<Response<SchemaResult>, Status> {
-        self.schema(request.get_ref()).await.map(Response::new).map_err(|e| to_status(&e))
+        self.schema(&request).await.map(Response::new).map_err(|e| to_status(&e))
     }
 
     async fn do_get(&self, _: Request<Ticket>) -> Result<Response<Self::DoGetStream>, Status> {
@@ -227,11 +227,14 @@ impl FlightService for Rpc {
     }
 
     async fn do_action(&self, request: Request<Action>) -> Result<Response<Self::DoActionStream>, Status> {
-        self.action(request.into_inner()).await.map(Response::new).map_err(|e| to_status(&e))
+        self.action(request).await.map_err(|e| to_status(&e))
     }
 
     async fn list_actions(&self, _: Request<Empty>) -> Result<Response<Self::ListActionsStream>, Status> {
-        let actions = ACTIONS.iter().map(|(name, what)| Ok(ActionType { r#type: (*name).to_owned(), description: (*what).to_owned() }));
+        let actions = ACTIONS
+            .iter()
+            .chain(sql::actions::ACTIONS)
+            .map(|(name, what)| Ok(ActionType { r#type: (*name).to_owned(), description: (*what).to_owned() }));
         Ok(Response::new(stream::iter(actions).boxed()))
     }
 }

@@ -31,6 +31,14 @@ fn an_error_survives_the_trailers() {
 }
 
 #[test]
+fn the_details_have_the_message_too() {
+    let status = to_status(&Error::bad_input("no column `lable`").with_remedy("did you mean `label`?"));
+    let details = RpcStatus::decode(status.details()).unwrap();
+    assert_eq!((details.code, details.message.as_str()), (status.code() as i32, status.message()));
+    assert_eq!(details.message, "no column `lable`; did you mean `label`?");
+}
+
+#[test]
 fn a_long_message_fits_into_headers() {
     for letter in ["x", "ü", "猫"] {
         let error = Error::bad_input(letter.repeat(100_000)).with_remedy(letter.repeat(100_000));

@@ -8,6 +8,7 @@ use forebay_core::{Error, Result};
 use forebay_flight::Backend;
 use forebay_flight::api::{BatchMeta, ConsumerMessage, End};
 use forebay_flight::backend::*;
+use forebay_flight::statement::{Names, Prepared, Statement, TableName};
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
 use serde_json::{Value, json};
@@ -22,6 +23,9 @@ pub struct Told {
     pub dropped: AtomicU64,
     pub messages: Mutex<Vec<ConsumerMessage>>,
     pub put: Mutex<Vec<Put>>,
+    pub statements: Mutex<Vec<Statement>>,
+    /// Endless queries that are being read.
+    pub endless: AtomicU64,
 }
 
 /// Path, mode and rows of one put.
@@ -119,6 +123,22 @@ impl Drop for Stream {
     }
 }
 
+/// A query that only ends when it is dropped.
+struct Endless(Arc<Told>);
+
+impl Endless {
+    fn new(told: &Arc<Told>) -> Self {
+        told.endless.fetch_add(1, SeqCst);
+        Self(told.clone())
+    }
+}
+
+impl Drop for Endless {
+    fn drop(&mut self) {
+        self.0.endless.fetch_sub(1, SeqCst);
+    }
+}
+
 struct Control(Arc<Told>);
 
 #[async_trait]
@@ -197,7 +217,12 @@ impl Backend for Double {
         if command["dataset"] != "digits" {
             return Err(Error::not_found("no such dataset"));
         }
-        Ok(JobFlight { schema: self.schema(), payload: json!({"job": "run1"}), place: Default::default(), rows: Some(self.batches * self.batch_size as u64) })
+        Ok(JobFlight {
+            schema: self.schema(),
+            payload: json!({"job": "run1"}),
+            place: Default::default(),
+            rows: Some(self.batches * self.batch_size as u64),
+        })
     }
 
     async fn job_stream(&self, payload: Value, _acks: bool) -> Result<Box<dyn JobStream>> {
@@ -214,16 +239,52 @@ impl Backend for Double {
         }))
     }
 
-    async fn query(&self, sql: &str) -> Result<QueryPlan> {
-        if sql == "SELEC" {
+    async fn query(&self, statement: &Statement) -> Result<QueryPlan> {
+        if statement.sql == "SELEC" {
             return Err(Error::bad_input("SQL: expected a statement"));
         }
-        Ok(QueryPlan { schema: self.schema(), payload: json!(sql) })
+        self.told.statements.lock().unwrap().push(statement.clone());
+        Ok(QueryPlan { schema: self.schema(), payload: json!(statement.sql) })
+    }
+
+    async fn prepare(&self, statement: &Statement) -> Result<Prepared> {
+        if statement.sql == "SELEC" {
+            return Err(Error::bad_input("SQL: expected a statement"));
+        }
+        let parameters = statement.sql.matches('?').enumerate().map(|(i, _)| Field::new(format!("${}", i + 1), DataType::Int64, true));
+        Ok(Prepared { schema: self.schema(), parameters: Arc::new(Schema::new(parameters.collect::<Vec<_>>())) })
+    }
+
+    async fn names(&self) -> Result<Names> {
+        let all = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect();
+        Ok(Names { catalog: "forebay".to_owned(), schemas: all(&["public", "system"]), kinds: all(&["VIEW", "BASE TABLE"]) })
+    }
+
+    async fn tables(&self) -> Result<Vec<TableName>> {
+        let table = |schema: &str, name: &str, kind: &str| TableName { schema: schema.into(), name: name.into(), kind: kind.into() };
+        let public = ["words", "my_words", "myxwords", "dropped"].map(|name| table("public", name, "BASE TABLE"));
+        Ok(public.into_iter().chain([table("system", "workers", "VIEW")]).collect())
+    }
+
+    async fn columns(&self, table: &TableName) -> Result<SchemaRef> {
+        if table.name == "dropped" {
+            return Err(Error::not_found("no such table"));
+        }
+        Ok(self.schema())
     }
 
     async fn run_query(&self, payload: Value) -> Result<BatchSource> {
         if payload == "SELECT nothing" {
             return Ok(BatchSource { schema: self.schema(), batches: stream::empty().boxed() });
+        }
+        if payload == "SELECT endless" {
+            let guard = Endless::new(&self.told);
+            let batch = self.chunks[0].clone();
+            let rows = stream::repeat(()).map(move |()| {
+                let _held = &guard;
+                Ok(batch.clone())
+            });
+            return Ok(BatchSource { schema: self.schema(), batches: rows.boxed() });
         }
         if payload == "SELECT late_error" {
             let rows = self.source(0).batches;

@@ -5,6 +5,7 @@ mod access;
 mod backend;
 mod jobs;
 mod rows;
+mod sql;
 
 use backend::Double;
 use forebay_core::Result;

@@ -5,14 +5,12 @@ use crate::backend::{Double, chunk};
 use arrow::array::{AsArray, RecordBatch};
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, Int64Type};
-use arrow_flight::sql::{CommandGetTables, ProstMessageExt};
 use arrow_flight::{Criteria, FlightDescriptor};
 use forebay_core::{Error, Kind};
 use forebay_flight::decode::schema_from_info;
 use forebay_flight::encode::to_wire;
 use futures::StreamExt;
 use futures::stream;
-use prost::Message;
 use serde_json::{Value, json};
 
 fn path(parts: &[&str]) -> FlightDescriptor {
@@ -92,17 +90,6 @@ async fn sql_is_a_flight_sql_statement() {
     assert_eq!(client.sql("SELEC").await.unwrap_err().message, "SQL: expected a statement");
     let late = client.sql("SELECT late_error").await.unwrap().collect().await.unwrap_err();
     assert_eq!(late, Error::bad_input("division by zero"));
-
-    let tables = CommandGetTables {
-        catalog: None,
-        db_schema_filter_pattern: None,
-        table_name_filter_pattern: None,
-        table_types: vec![],
-        include_schema: false,
-    };
-    let error = client.flight_info(FlightDescriptor::new_cmd(tables.as_any().encode_to_vec())).await.unwrap_err();
-    assert_eq!(error.kind, Kind::Unsupported);
-    assert!(error.message.contains("CommandGetTables"), "{error}");
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use forebay_storage::root::Root;
 
 use super::args::Connection;
 use super::output::{Failure, Outcome};
+use super::settings::query_limits;
 use crate::config::{Config, Origin};
 use crate::engine::{Engine, EngineConfig, RunningEngine};
 
@@ -130,7 +131,7 @@ fn embedded(config: &Config, url: &str, access: Access) -> EngineConfig {
     let mut engine = EngineConfig::embedded(url, access == Access::Read);
     engine.slots = config.number("slots").and_then(|n| usize::try_from(n).ok()).unwrap_or(engine.slots);
     engine.cache_bytes = config.number("cache_limit").unwrap_or(engine.cache_bytes);
-    engine.query_bytes = config.number("memory_limit").unwrap_or(engine.query_bytes);
+    engine.query = query_limits(config);
     engine.cache_dir = config.text("cache_dir").map(str::to_owned);
     engine.index_cache_bytes = config.number("index_cache_limit").unwrap_or(engine.index_cache_bytes);
     engine.python = config.text("python.interpreter").map(str::to_owned);

@@ -10,6 +10,7 @@ use super::args::Connection;
 use super::connect::interrupted;
 use super::output::{Failure, Outcome, Output};
 use super::serve::engine_config;
+use super::settings::query_limits;
 use crate::config::Config;
 use crate::engine::EngineConfig;
 use crate::roles::{DispatcherRole, DispatcherSettings, WorkerRole, WorkerSettings};
@@ -195,7 +196,7 @@ fn worker_settings(connection: &Connection, config: &Config) -> Result<WorkerSet
     engine.insecure = config.flag("insecure");
     engine.slots = config.number("slots").and_then(|n| usize::try_from(n).ok()).unwrap_or(engine.slots);
     engine.cache_bytes = config.number("cache_limit").unwrap_or(engine.cache_bytes);
-    engine.query_bytes = config.number("memory_limit").unwrap_or(engine.query_bytes);
+    engine.query = query_limits(config);
     engine.cache_dir = config.text("cache_dir").map(str::to_owned);
     engine.index_cache_bytes = config.number("index_cache_limit").unwrap_or(engine.index_cache_bytes);
     engine.python = config.text("python.interpreter").map(str::to_owned);

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use super::args::Connection;
 use super::connect::interrupted;
 use super::output::{Outcome, Output};
+use super::settings::query_limits;
 use crate::config::Config;
 use crate::engine::{Engine, EngineConfig};
 
@@ -149,7 +150,7 @@ pub(super) fn engine_config(config: &Config) -> forebay_core::Result<EngineConfi
     engine.insecure = config.flag("insecure");
     engine.slots = config.number("slots").and_then(|n| usize::try_from(n).ok()).unwrap_or(engine.slots);
     engine.cache_bytes = config.number("cache_limit").unwrap_or(engine.cache_bytes);
-    engine.query_bytes = config.number("memory_limit").unwrap_or(engine.query_bytes);
+    engine.query = query_limits(config);
     engine.cache_dir = config.text("cache_dir").map(str::to_owned);
     engine.index_cache_bytes = config.number("index_cache_limit").unwrap_or(engine.index_cache_bytes);
     engine.sources_allow = Some(config.texts("sources.allow").unwrap_or_default());

@@ -2,11 +2,13 @@
 
 use clap::Args;
 use clap_complete::Shell;
+use forebay_sql::catalog::QueryLimits;
 use serde_json::{Map, Value};
+use std::time::Duration;
 
 use super::args::Connection;
 use super::output::{Outcome, Output};
-use crate::config::FILE;
+use crate::config::{Config, FILE};
 
 const EXAMPLES: &str = "\
 Settings come from flags, then FOREBAY_* variables, then forebay.toml in the working directory (--config or FOREBAY_CONFIG name
@@ -16,6 +18,13 @@ another file). A forebay.toml for a server:
   listen = \"0.0.0.0:7070\"
   token = \"...\"
   cache_limit = \"20GiB\"
+  memory_limit = \"4GiB\"                            # queries of all clients together
+
+  [query]                                          # clients may tighten timeout and row_limit for their own sessions
+  timeout = \"60s\"
+  concurrent = 8
+  row_limit = 10000000
+  spill_limit = \"32GiB\"
 
   [sources]
   allow = [\"s3://bucket/raw/\", \"/srv/data/\"]     # what clients' pipelines may read
@@ -60,6 +69,20 @@ pub(super) fn config(connection: &Connection, _args: &ConfigArgs, out: &Output) 
         })
         .collect();
     out.table(&["setting", "value", "from", "meaning"], &rows)
+}
+
+/// What queries may use, from the settings.
+pub(super) fn query_limits(config: &Config) -> QueryLimits {
+    let default = QueryLimits::default();
+    let count = |name: &str| config.number(name).map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+    QueryLimits {
+        memory: count("memory_limit").unwrap_or(default.memory),
+        spill: config.number("query.spill_limit").unwrap_or(default.spill),
+        concurrent: count("query.concurrent").unwrap_or(default.concurrent),
+        deadline: config.number("query.timeout").map(Duration::from_millis).or(default.deadline),
+        rows: config.number("query.row_limit").or(default.rows),
+        ..default
+    }
 }
 
 fn shown(value: &Value) -> String {

@@ -32,6 +32,23 @@ fn flags_beat_the_environment_and_that_beats_the_file() {
 }
 
 #[test]
+fn times_are_kept_in_milliseconds() {
+    let config = load("[query]\ntimeout = \"1.5s\"\nrow_limit = 10\n", &[("FOREBAY_QUERY_CONCURRENT", "3")], &[]).unwrap();
+    assert_eq!(config.number("query.timeout"), Some(1_500));
+    assert_eq!((config.number("query.row_limit"), config.number("query.concurrent")), (Some(10), Some(3)));
+    for (file, part) in [
+        ("[query]\ntimeout = 60\n", "expected a time such as \"60s\""),
+        ("[query]\ntimeout = \"0s\"\n", "more than 0s"),
+        ("[query]\ntimeout = \"soon\"\n", "is not a duration"),
+        ("[query]\nrow_limit = 0\n", "at least 1"),
+        ("[query]\ntimeouts = \"1s\"\n", "did you mean `query.timeout`"),
+    ] {
+        let error = load(file, &[], &[]).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
 fn unknown_and_ill_typed_keys_are_refused_together() {
     let error = load("rot = \"x\"\nslots = \"many\"\nlisten = \"here\"\n[python]\nalow = true\n", &[], &[]).unwrap_err();
     assert_eq!(

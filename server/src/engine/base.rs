@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_core::Result;
 use forebay_core::ids::WorkerName;
-use forebay_sql::catalog::{Catalog, QueryLimits};
+use forebay_sql::catalog::Catalog;
 use forebay_sql::python::{PythonConfig, PythonPool};
 use forebay_storage::bundle::{BundleCache, default_cache_dir};
 use forebay_storage::root::Root;
@@ -84,9 +84,8 @@ impl Base {
         let owner = dispatcher.clone().filter(|_| !matches!(part, Part::Working));
         let registry = if let Part::Leading(registry) = part { Some(registry) } else { None };
         let system = Arc::new(System::new(view.clone(), owner.map_or(Reports::Journal, Reports::Owner), registry.clone()));
-        let limits = QueryLimits { memory: usize::try_from(config.query_bytes).unwrap_or(usize::MAX), ..QueryLimits::default() };
         let cache = bundle_cache(config, &root)?;
-        let catalog = Catalog::with_cache(root, system.clone(), limits, cache)?;
+        let catalog = Catalog::with_cache(root, system.clone(), config.query, cache)?;
         planner.use_catalog(catalog.clone());
         Ok(Engine {
             config: config.clone(),

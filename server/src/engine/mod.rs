@@ -23,7 +23,7 @@ use std::sync::Arc;
 use forebay_core::dispatch::{State, Volatile};
 use forebay_core::ids::WorkerName;
 use forebay_core::{Error, Result};
-use forebay_sql::catalog::Catalog;
+use forebay_sql::catalog::{Catalog, QueryLimits};
 use forebay_sql::python::PythonPool;
 use forebay_storage::root::Root;
 use forebay_storage::source::Allow;
@@ -65,8 +65,8 @@ pub struct EngineConfig {
     pub slots: usize,
     /// Bytes of cached windows.
     pub cache_bytes: u64,
-    /// Bytes that queries may hold.
-    pub query_bytes: u64,
+    /// What queries may use.
+    pub query: QueryLimits,
     /// Folder of cached index bundles; none: the user's cache folder, for a root that is no folder itself.
     pub cache_dir: Option<String>,
     /// Bytes of cached index bundles.
@@ -92,7 +92,7 @@ impl EngineConfig {
             continue_runs: false,
             slots: std::thread::available_parallelism().map_or(2, usize::from),
             cache_bytes: 1 << 30,
-            query_bytes: 1 << 30,
+            query: QueryLimits::default(),
             cache_dir: None,
             index_cache_bytes: INDEX_CACHE,
             sources_allow: None,

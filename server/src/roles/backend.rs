@@ -6,6 +6,7 @@ use arrow::datatypes::SchemaRef;
 use async_trait::async_trait;
 use forebay_core::{Error, Result};
 use forebay_flight::backend::{Backend, BatchSource, DatasetFlight, JobFlight, JobStream, Listing, QueryPlan, Reading};
+use forebay_flight::statement::{Names, Prepared, Statement, TableName};
 use futures::stream::BoxStream;
 use serde_json::Value;
 
@@ -59,8 +60,24 @@ impl Backend for LeaderBackend {
         Ok(self.registry.choose(count).await?.into_iter().map(Some).collect())
     }
 
-    async fn query(&self, sql: &str) -> Result<QueryPlan> {
-        self.engine.query(sql).await
+    async fn query(&self, statement: &Statement) -> Result<QueryPlan> {
+        self.engine.query(statement).await
+    }
+
+    async fn prepare(&self, statement: &Statement) -> Result<Prepared> {
+        self.engine.prepare(statement).await
+    }
+
+    async fn names(&self) -> Result<Names> {
+        self.engine.names().await
+    }
+
+    async fn tables(&self) -> Result<Vec<TableName>> {
+        self.engine.tables().await
+    }
+
+    async fn columns(&self, table: &TableName) -> Result<SchemaRef> {
+        self.engine.columns(table).await
     }
 
     async fn run_query(&self, payload: Value) -> Result<BatchSource> {
@@ -114,7 +131,23 @@ impl Backend for WorkerBackend {
         self.engine.job_stream(payload, acks).await
     }
 
-    async fn query(&self, _: &str) -> Result<QueryPlan> {
+    async fn query(&self, _: &Statement) -> Result<QueryPlan> {
+        Err(self.elsewhere())
+    }
+
+    async fn prepare(&self, _: &Statement) -> Result<Prepared> {
+        Err(self.elsewhere())
+    }
+
+    async fn names(&self) -> Result<Names> {
+        Err(self.elsewhere())
+    }
+
+    async fn tables(&self) -> Result<Vec<TableName>> {
+        Err(self.elsewhere())
+    }
+
+    async fn columns(&self, _: &TableName) -> Result<SchemaRef> {
         Err(self.elsewhere())
     }
 

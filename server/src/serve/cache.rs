@@ -86,7 +86,8 @@ impl<K, V> fmt::Debug for Cache<K, V> {
 
 impl<K: Eq + Hash + Clone, V> Cache<K, V> {
     pub(crate) fn new(limits: Limits) -> Arc<Self> {
-        let inner = Inner { entries: HashMap::new(), idle: BTreeMap::new(), idle_bytes: 0, pinned_bytes: 0, tick: 0, evicted: Default::default() };
+        let inner =
+            Inner { entries: HashMap::new(), idle: BTreeMap::new(), idle_bytes: 0, pinned_bytes: 0, tick: 0, evicted: Default::default() };
         Arc::new(Self { limits, inner: Mutex::new(inner), freed: Notify::new() })
     }
 

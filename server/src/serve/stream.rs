@@ -225,7 +225,8 @@ impl ServedStream {
         if self.served.behind.is_some() {
             // A rank's batches are not neighbours: only the one at hand is made.
             let left = if grant.every > 1 { left.start..left.start + 1 } else { left };
-            let from = MakingOf { pass: Arc::clone(&pass), served: Arc::clone(&self.served), data, reader: Arc::clone(&self.serving.reader) };
+            let from =
+                MakingOf { pass: Arc::clone(&pass), served: Arc::clone(&self.served), data, reader: Arc::clone(&self.serving.reader) };
             let made = self.making.first(&from, left).await?;
             found.rows = (0..made.num_rows() as u32).map(|row| (0, row)).collect();
             chunks = Arc::new(vec![made]);

@@ -105,7 +105,15 @@ pub(crate) struct Loader {
 impl Loader {
     pub(crate) fn new(root: Root, limits: Limits, metrics: Metrics) -> Self {
         let parallel = std::thread::available_parallelism().map_or(4, usize::from).clamp(4, 32);
-        Self { root, items: Cache::new(limits), metrics, open: Mutex::default(), reads: Semaphore::new(parallel), parallel, made_bytes: AtomicU64::new(1 << 20) }
+        Self {
+            root,
+            items: Cache::new(limits),
+            metrics,
+            open: Mutex::default(),
+            reads: Semaphore::new(parallel),
+            parallel,
+            made_bytes: AtomicU64::new(1 << 20),
+        }
     }
 
     pub(crate) fn usage(&self) -> Usage {
@@ -139,7 +147,14 @@ impl Loader {
     }
 
     /// Rows of a window as the steps behind the cut make them: by `make` once for all jobs that want the same ones, while there is room for them.
-    pub(crate) async fn made<F>(&self, data: &WindowData, pass: &PassPlan, served: &Served, rows: Range<u64>, make: F) -> Result<RecordBatch>
+    pub(crate) async fn made<F>(
+        &self,
+        data: &WindowData,
+        pass: &PassPlan,
+        served: &Served,
+        rows: Range<u64>,
+        make: F,
+    ) -> Result<RecordBatch>
     where
         F: Future<Output = Result<RecordBatch>>,
     {
@@ -206,9 +221,7 @@ impl Loader {
             let order = order(&order_of.plan, window, &chunks, &metrics)?;
             WindowData::new(key, chunks, &order, pins)
         };
-        let data = tokio::task::spawn_blocking(ordered)
-            .await
-            .map_err(|e| Error::internal(format!("ordering a window failed: {e}")))??;
+        let data = tokio::task::spawn_blocking(ordered).await.map_err(|e| Error::internal(format!("ordering a window failed: {e}")))??;
         if data.places.len() as u64 != wanted.rows {
             return Err(Error::corrupt(format!(
                 "dataset `{}`: window {window} has {} rows, its plan says {}",

@@ -12,13 +12,45 @@ use forebay_core::{Error, Result};
 use forebay_storage::delta::{list_datasets, open_version};
 use forebay_storage::root::Root;
 
+use super::resolve::{PUBLIC, SYSTEM};
 use super::table::sql_schema;
 use crate::system::SystemTables;
 
 /// The schema of these tables.
 pub(super) const INFORMATION_SCHEMA: &str = "information_schema";
 /// The only catalog.
-const CATALOG: &str = "datafusion";
+pub const CATALOG: &str = "forebay";
+
+const TABLE: &str = "BASE TABLE";
+const VIEW: &str = "VIEW";
+
+/// Kinds of tables.
+pub const KINDS: [&str; 2] = [TABLE, VIEW];
+/// All schemas; names without one are looked for in the first.
+pub const SCHEMAS: [&str; 3] = [PUBLIC, SYSTEM, INFORMATION_SCHEMA];
+
+/// A table as lists of tables name it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableEntry {
+    pub schema: &'static str,
+    pub name: String,
+    /// `BASE TABLE` or `VIEW`.
+    pub kind: &'static str,
+}
+
+/// Every table that a query can name, `information_schema` included.
+pub(super) async fn entries(root: &Root, system: &dyn SystemTables) -> Result<Vec<TableEntry>> {
+    let entry = |schema, name: &str, kind| TableEntry { schema, name: name.to_owned(), kind };
+    let datasets = list_datasets(root).await?;
+    let mut all: Vec<TableEntry> = datasets.iter().map(|d| entry(PUBLIC, d.as_str(), TABLE)).collect();
+    all.extend(system.tables().iter().map(|(name, _)| entry(SYSTEM, name, VIEW)));
+    all.extend(own_tables().iter().map(|(name, _)| entry(INFORMATION_SCHEMA, name, VIEW)));
+    Ok(all)
+}
+
+fn own_tables() -> Vec<(&'static str, SchemaRef)> {
+    vec![("tables", tables_schema()), ("columns", columns_schema()), ("schemata", schemata_schema())]
+}
 
 /// Answers for every dataset of a root and every system table, at the latest versions.
 pub(super) struct Information {
@@ -47,7 +79,7 @@ fn schemata_schema() -> SchemaRef {
 #[async_trait]
 impl SystemTables for Information {
     fn tables(&self) -> Vec<(&'static str, SchemaRef)> {
-        vec![("tables", tables_schema()), ("columns", columns_schema()), ("schemata", schemata_schema())]
+        own_tables()
     }
 
     async fn scan(&self, table: &str) -> Result<Vec<RecordBatch>> {
@@ -63,9 +95,9 @@ impl SystemTables for Information {
 impl Information {
     async fn all_tables(&self) -> Result<RecordBatch> {
         let datasets = list_datasets(&self.root).await?;
-        let datasets = datasets.iter().map(|d| ["public", d.as_str(), "BASE TABLE"]);
+        let datasets = datasets.iter().map(|d| [PUBLIC, d.as_str(), TABLE]);
         let system = self.system.tables();
-        let system = system.iter().map(|(name, _)| ["system", *name, "VIEW"]);
+        let system = system.iter().map(|(name, _)| [SYSTEM, *name, VIEW]);
         let mut columns: [StringBuilder; 4] = Default::default();
         for [schema, name, kind] in datasets.chain(system) {
             for (column, value) in columns.iter_mut().zip([CATALOG, schema, name, kind]) {
@@ -81,10 +113,10 @@ impl Information {
         for name in list_datasets(&self.root).await? {
             // One that was dropped since it was listed isn't there.
             if let Ok(version) = open_version(&self.root, &name, None).await {
-                found.push(("public", name.to_string(), sql_schema(&version)));
+                found.push((PUBLIC, name.to_string(), sql_schema(&version)));
             }
         }
-        found.extend(self.system.tables().into_iter().map(|(name, schema)| ("system", name.to_owned(), schema)));
+        found.extend(self.system.tables().into_iter().map(|(name, schema)| (SYSTEM, name.to_owned(), schema)));
         let mut names: [StringBuilder; 4] = Default::default();
         let (mut positions, mut nullable, mut types) = (Int32Builder::new(), StringBuilder::new(), StringBuilder::new());
         for (schema, table, columns) in &found {
@@ -104,9 +136,8 @@ impl Information {
 }
 
 fn schemata() -> Result<RecordBatch> {
-    let schemas = ["public", "system", INFORMATION_SCHEMA];
-    let catalogs = arrow::array::StringArray::from(vec![CATALOG; schemas.len()]);
-    let names = arrow::array::StringArray::from(schemas.to_vec());
+    let catalogs = arrow::array::StringArray::from(vec![CATALOG; SCHEMAS.len()]);
+    let names = arrow::array::StringArray::from(SCHEMAS.to_vec());
     RecordBatch::try_new(schemata_schema(), vec![Arc::new(catalogs), Arc::new(names)]).map_err(|e| Error::internal(e.to_string()))
 }
 
@@ -115,7 +146,7 @@ pub(super) fn as_query(statement: &DfStatement) -> Option<String> {
     let DfStatement::Statement(inner) = statement else { return None };
     let columns_of = |table: &str| {
         let table = table.replace('"', "").replace('\'', "''");
-        let (schema, name) = table.rsplit_once('.').map_or(("public", table.as_str()), |(schema, name)| (schema, name));
+        let (schema, name) = table.rsplit_once('.').map_or((PUBLIC, table.as_str()), |(schema, name)| (schema, name));
         format!(
             "SELECT column_name, data_type, is_nullable FROM information_schema.columns \
              WHERE table_schema = '{schema}' AND table_name = '{name}' ORDER BY ordinal_position"

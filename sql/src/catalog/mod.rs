@@ -4,10 +4,13 @@
 //! reachable from a query: there are no files, URLs, settings, tables to create or functions with side effects. A query plans against pinned
 //! versions and runs on threads of its own; dropping its stream stops it. Must not know: gRPC, who asks.
 
+mod constants;
 mod information;
 mod limits;
 mod output;
+mod parameters;
 mod prune;
+mod request;
 mod resolve;
 mod run;
 mod scan;
@@ -39,13 +42,17 @@ use forebay_storage::bundle::BundleCache;
 use forebay_storage::root::Root;
 use futures::stream::BoxStream;
 
+use crate::functions::capped::harden;
 use crate::functions::{is_random, pure_functions};
-use crate::guard::{TextLimits, check_text, on_big_stack, to_error};
+use crate::guard::{TextLimits, check_text, to_error};
 use crate::session::{self, Room};
 use crate::system::SystemTables;
 use crate::text::TextIndexes;
 
+pub use information::{CATALOG, KINDS, SCHEMAS, TableEntry};
 pub use limits::QueryLimits;
+pub use parameters::Prepared;
+pub use request::Request;
 pub use select::select_rows;
 
 use resolve::{Sources, Tables};
@@ -96,7 +103,10 @@ impl Catalog {
     pub fn with_cache(root: Root, system: Arc<dyn SystemTables>, limits: QueryLimits, cache: Option<BundleCache>) -> Result<Self> {
         let room = Room { memory: Some(limits.memory), spill: limits.spill };
         let runtime = session::runtime(room).map_err(to_error)?;
-        let session = session::state(session::config(limits.partitions), runtime, functions());
+        let mut config = session::config(limits.partitions);
+        config.options_mut().catalog.default_catalog = CATALOG.to_owned();
+        config.options_mut().catalog.default_schema = resolve::PUBLIC.to_owned();
+        let session = session::state(config, runtime, functions());
         let runner = Runner::new(&limits)?;
         let indexes = TextIndexes::new(root.clone(), cache);
         Ok(Self { inner: Arc::new(Inner { root, system, limits, session, runner, indexes }) })
@@ -104,30 +114,71 @@ impl Catalog {
 
     /// Plans a SELECT or EXPLAIN and starts it. It runs a few batches ahead of its reader and then waits.
     pub async fn query(&self, sql: &str) -> Result<QueryStream> {
-        let (session, plan) = self.logical(sql).await?;
+        self.ask(&Request::new(sql)).await
+    }
+
+    /// As [`Catalog::query`], with values for its parameters and limits of its own.
+    pub async fn ask(&self, request: &Request) -> Result<QueryStream> {
+        let (session, plan) = self.bound(request).await?;
         let context = session.task_ctx();
-        let (plan, schema) = on_big_stack(move || physical(&session, &plan)).await?;
-        Ok(self.inner.runner.run(plan, context, schema))
+        let (plan, schema) = self.plan(move || physical(&session, &plan)).await?;
+        Ok(self.inner.runner.run(plan, context, schema, request))
     }
 
     /// The columns that [`Catalog::query`] would answer with, without running anything.
     pub async fn schema(&self, sql: &str) -> Result<SchemaRef> {
-        let (session, plan) = self.logical(sql).await?;
-        on_big_stack(move || physical(&session, &plan).map(|(_, schema)| schema)).await
+        self.answer(&Request::new(sql)).await
+    }
+
+    /// The columns that [`Catalog::ask`] would answer with, without running anything.
+    pub async fn answer(&self, request: &Request) -> Result<SchemaRef> {
+        let (session, plan) = self.bound(request).await?;
+        self.plan(move || physical(&session, &plan).map(|(_, schema)| schema)).await
+    }
+
+    /// What a query answers and which parameters (`?` or `$1`) it has, as far as that is known before they have values.
+    pub async fn prepare(&self, request: &Request) -> Result<Prepared> {
+        let (session, plan) = self.logical(request).await?;
+        self.plan(move || {
+            let parameters = parameters::schema_of(&plan)?;
+            let schema = if parameters.fields().is_empty() { physical(&session, &plan)?.1 } else { parameters::expected(&session, &plan) };
+            Ok(Prepared { schema, parameters })
+        })
+        .await
     }
 
     /// Whether a query names any dataset; one that does not is answered from the system tables alone.
-    pub async fn reads_datasets(&self, sql: &str) -> Result<bool> {
-        let (_, names, _) = self.names(sql).await?;
-        Ok(names.iter().any(|name| !matches!(name.schema(), Some("system" | "information_schema"))))
+    pub async fn reads_datasets(&self, request: &Request) -> Result<bool> {
+        let (_, names, _) = self.names(request).await?;
+        let schema = request.schema.as_deref();
+        Ok(names.iter().any(|name| !matches!(name.schema().or(schema), Some(resolve::SYSTEM | information::INFORMATION_SCHEMA))))
+    }
+
+    /// Every table, by schema and name: datasets, system tables, `information_schema`.
+    pub async fn tables(&self) -> Result<Vec<TableEntry>> {
+        information::entries(&self.inner.root, self.inner.system.as_ref()).await
+    }
+
+    /// The columns of one table.
+    ///
+    /// # Errors
+    /// `NotFound` where there is none of this name.
+    pub async fn columns(&self, schema: &str, table: &str) -> Result<SchemaRef> {
+        let name = TableReference::partial(schema, table);
+        let tables = Tables::resolve(self.sources(), std::slice::from_ref(&name), &[], None).await?;
+        tables.schema_of(&name)
+    }
+
+    fn sources(&self) -> Sources<'_> {
+        Sources { root: &self.inner.root, system: &self.inner.system, indexes: &self.inner.indexes }
     }
 
     /// Text to its one statement, the tables that it names, and the calls of `search` among them.
-    async fn names(&self, sql: &str) -> Result<(DfStatement, Vec<TableReference>, Vec<SearchCall>)> {
+    async fn names(&self, request: &Request) -> Result<(DfStatement, Vec<TableReference>, Vec<SearchCall>)> {
         let limits = self.text_limits();
-        let text = sql.to_owned();
-        let session = self.inner.session.clone();
-        on_big_stack(move || {
+        let text = request.sql.clone();
+        let session = self.session(request)?;
+        self.plan(move || {
             check_text(&text, limits)?;
             let (statement, searches) = search::extract(parse(&text)?)?;
             let names = session.resolve_table_references(&statement).map_err(to_error)?;
@@ -136,18 +187,39 @@ impl Catalog {
         .await
     }
 
+    /// The session of a request, without tables.
+    fn session(&self, request: &Request) -> Result<SessionState> {
+        let mut session = self.inner.session.clone();
+        if let Some(schema) = &request.schema {
+            resolve::check_schema(schema)?;
+            session.config_mut().options_mut().catalog.default_schema.clone_from(schema);
+        }
+        Ok(session)
+    }
+
     /// Text to a verified plan, with the tables that it names and no others.
-    async fn logical(&self, sql: &str) -> Result<(SessionState, LogicalPlan)> {
-        let (statement, names, searches) = self.names(sql).await?;
-        let sources = Sources { root: &self.inner.root, system: &self.inner.system, indexes: &self.inner.indexes };
-        let tables = Tables::resolve(sources, &names, &searches).await?;
-        let session = tables.into_session(self.inner.session.clone())?;
-        on_big_stack(move || {
+    async fn logical(&self, request: &Request) -> Result<(SessionState, LogicalPlan)> {
+        let (statement, names, searches) = self.names(request).await?;
+        let tables = Tables::resolve(self.sources(), &names, &searches, request.schema.as_deref()).await?;
+        let session = tables.into_session(self.session(request)?)?;
+        self.plan(move || {
             let plan = futures::executor::block_on(session.statement_to_plan(statement)).map_err(unknown_function)?;
             options().verify_plan(&plan).map_err(to_error)?;
-            Ok((session, plan))
+            Ok((session, harden(plan).map_err(to_error)?))
         })
         .await
+    }
+
+    /// As [`Catalog::logical`], with every parameter replaced by its value.
+    async fn bound(&self, request: &Request) -> Result<(SessionState, LogicalPlan)> {
+        let (session, plan) = self.logical(request).await?;
+        let values = request.parameters.clone();
+        self.plan(move || Ok((session, parameters::bind(plan, values.as_ref())?))).await
+    }
+
+    /// Plans on a thread of its own, in turn and within the deadline.
+    async fn plan<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+        self.inner.runner.plan(work).await
     }
 
     fn text_limits(&self) -> TextLimits {
@@ -166,7 +238,8 @@ fn options() -> SQLOptions {
 
 /// One SELECT, or EXPLAIN of one; SHOW TABLES and DESCRIBE are short for SELECTs. Everything else is refused by its name before it is planned.
 fn parse(text: &str) -> Result<DfStatement> {
-    let mut statements = DFParserBuilder::new(text).build().and_then(|mut p| p.parse_statements()).map_err(to_error)?;
+    let tokens = parameters::numbered(text)?;
+    let mut statements = DFParserBuilder::new(tokens).build().and_then(|mut p| p.parse_statements()).map_err(to_error)?;
     let (Some(statement), true) = (statements.pop_front(), statements.is_empty()) else {
         return Err(Error::bad_input("a query is exactly one statement"));
     };
@@ -183,13 +256,15 @@ fn check_statement(statement: &DfStatement) -> Result<()> {
         DfStatement::Explain(explain) => check_statement(&explain.statement),
         other => {
             let word = other.to_string().split_whitespace().next().unwrap_or("nothing").to_uppercase();
-            Err(Error::bad_input(format!("only SELECT and EXPLAIN are answered here, not {word}")))
+            Err(Error::unsupported(format!("{word} in a query"))
+                .with_remedy("queries are SELECT or EXPLAIN; pipelines and `write` change data"))
         }
     }
 }
 
 fn physical(session: &SessionState, plan: &LogicalPlan) -> Result<(Arc<dyn ExecutionPlan>, SchemaRef)> {
     let optimized = session.optimize(plan).map_err(to_error)?;
+    constants::check_constants(&optimized)?;
     let physical = futures::executor::block_on(session.query_planner().create_physical_plan(&optimized, session)).map_err(to_error)?;
     let schema = output::plain_schema(optimized.schema().as_arrow(), &physical.schema());
     Ok((physical, schema))

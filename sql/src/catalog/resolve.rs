@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use arrow::datatypes::SchemaRef;
 use datafusion::catalog::TableProvider;
 use datafusion::catalog::memory::{MemoryCatalogProvider, MemoryCatalogProviderList, MemorySchemaProvider};
 use datafusion::catalog::{CatalogProvider, CatalogProviderList, SchemaProvider};
@@ -15,7 +16,7 @@ use forebay_core::{Error, Kind, Result, suggest};
 use forebay_storage::delta::{DatasetVersion, list_datasets, open_version};
 use forebay_storage::root::Root;
 
-use super::information::{INFORMATION_SCHEMA, Information};
+use super::information::{CATALOG, INFORMATION_SCHEMA, Information, SCHEMAS};
 use super::search::SearchCall;
 use super::search_table::SearchTable;
 use super::system::SystemTable;
@@ -24,8 +25,18 @@ use crate::guard::to_error;
 use crate::system::SystemTables;
 use crate::text::TextIndexes;
 
+/// The schema of the datasets, which needs no name.
+pub(super) const PUBLIC: &str = "public";
 /// The schema of the system tables.
-const SYSTEM: &str = "system";
+pub(super) const SYSTEM: &str = "system";
+
+/// A schema that names may be looked for in.
+pub(super) fn check_schema(name: &str) -> Result<()> {
+    if SCHEMAS.contains(&name) {
+        return Ok(());
+    }
+    Err(Error::not_found(format!("there is no schema `{}`", name.escape_debug())).with_remedy(format!("there are {}", SCHEMAS.join(", "))))
+}
 
 /// Where tables come from.
 #[derive(Clone, Copy)]
@@ -42,21 +53,30 @@ pub(super) struct Tables {
 
 impl Tables {
     /// Opens every table that is named. An unknown one is an error that names the nearest known.
-    pub(super) async fn resolve(sources: Sources<'_>, names: &[TableReference], searches: &[SearchCall]) -> Result<Self> {
+    pub(super) async fn resolve(
+        sources: Sources<'_>,
+        names: &[TableReference],
+        searches: &[SearchCall],
+        schema: Option<&str>,
+    ) -> Result<Self> {
         let Sources { root, system, indexes } = sources;
         let mut found: BTreeMap<String, BTreeMap<String, Arc<dyn TableProvider>>> = BTreeMap::new();
         for name in names {
-            let schema = name.schema().unwrap_or("public");
+            let schema = name.schema().or(schema).unwrap_or(PUBLIC);
+            if let Some(call) = searches.iter().find(|call| call.table == name.table()) {
+                let table = SearchTable::new(root.clone(), open(root, &call.dataset).await?, indexes.clone(), call)?;
+                found.entry(schema.to_owned()).or_default().insert(name.table().to_owned(), Arc::new(table));
+                continue;
+            }
             let table: Arc<dyn TableProvider> = match (name.catalog(), schema) {
-                (None | Some("datafusion"), SYSTEM) => Arc::new(system_table(system, SYSTEM, name.table())?),
-                (None | Some("datafusion"), INFORMATION_SCHEMA) => {
+                (None | Some(CATALOG), SYSTEM) => Arc::new(system_table(system, SYSTEM, name.table())?),
+                (None | Some(CATALOG), INFORMATION_SCHEMA) => {
                     let tables: Arc<dyn SystemTables> = Arc::new(Information { root: root.clone(), system: system.clone() });
                     Arc::new(system_table(&tables, INFORMATION_SCHEMA, name.table())?)
                 }
-                (None | Some("datafusion"), "public") => match searches.iter().find(|call| call.table == name.table()) {
-                    Some(call) => Arc::new(SearchTable::new(root.clone(), open(root, &call.dataset).await?, indexes.clone(), call)?),
-                    None => Arc::new(DatasetTable::new(root.clone(), open(root, name.table()).await?, indexes.clone())),
-                },
+                (None | Some(CATALOG), PUBLIC) => {
+                    Arc::new(DatasetTable::new(root.clone(), open(root, name.table()).await?, indexes.clone()))
+                }
                 _ => {
                     return Err(Error::not_found(format!("there is no table `{name}`"))
                         .with_remedy("datasets go by their name alone, system tables by `system.name`"));
@@ -65,6 +85,12 @@ impl Tables {
             found.entry(schema.to_owned()).or_default().insert(name.table().to_owned(), table);
         }
         Ok(Self { found })
+    }
+
+    /// The columns of one of them.
+    pub(super) fn schema_of(&self, name: &TableReference) -> Result<SchemaRef> {
+        let table = self.found.get(name.schema().unwrap_or(PUBLIC)).and_then(|tables| tables.get(name.table()));
+        table.map(|t| t.schema()).ok_or_else(|| Error::not_found(format!("there is no table `{name}`")))
     }
 
     /// A session that sees these tables.

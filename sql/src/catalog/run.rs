@@ -15,11 +15,14 @@ use futures::{StreamExt, stream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::QueryStream;
 use super::limits::QueryLimits;
 use super::output::plain;
-use crate::guard::to_error;
+use super::request::Request;
+use crate::functions::capped::begin_planning;
+use crate::guard::{on_big_stack, to_error};
 
 /// Evaluating an expression recurses once per operator; the limit on operators was chosen with this.
 const STACK: usize = 32 << 20;
@@ -27,9 +30,21 @@ const STACK: usize = 32 << 20;
 /// Batches that a query may be ahead of its reader.
 const AHEAD: usize = 2;
 
+/// Queries that may wait for each one that may run; more are refused at once.
+const WAITING: usize = 16;
+
+/// Planning that takes longer is not waited for. Its thread can't be stopped, so it keeps its turn until it is done.
+const PLANNING: Duration = Duration::from_secs(60);
+
+/// Time after its deadline in which a query ends by itself. One that doesn't yield is left behind.
+const GRACE: Duration = Duration::from_secs(2);
+
 pub(super) struct Runner {
     runtime: Option<Runtime>,
     turns: Arc<Semaphore>,
+    /// Those that run or wait.
+    places: Arc<Semaphore>,
+    planning: Arc<Semaphore>,
     deadline: Option<Duration>,
     rows: Option<u64>,
 }
@@ -53,17 +68,56 @@ impl Runner {
             .enable_all()
             .build()
             .map_err(|e| Error::new(Kind::ResourceExhausted, format!("no threads to run queries on: {e}")))?;
-        let turns = Arc::new(Semaphore::new(limits.concurrent.max(1)));
-        Ok(Self { runtime: Some(runtime), turns, deadline: limits.deadline, rows: limits.rows })
+        let of = |n: usize| Arc::new(Semaphore::new(n));
+        let turns = limits.concurrent.max(1);
+        Ok(Self {
+            runtime: Some(runtime),
+            turns: of(turns),
+            places: of(turns.saturating_mul(WAITING + 1).min(Semaphore::MAX_PERMITS)),
+            planning: of(turns),
+            deadline: limits.deadline,
+            rows: limits.rows,
+        })
+    }
+
+    /// Plans on a thread of its own. Plans that don't end hold up only as many others as may run at the same time.
+    pub(super) async fn plan<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+        let planning = self.planning.clone();
+        let limit = self.deadline.map_or(PLANNING, |deadline| deadline.min(PLANNING));
+        let planned = async move {
+            let turn = planning.acquire_owned().await.map_err(|_| shutting_down())?;
+            on_big_stack(move || {
+                let _turn = turn;
+                begin_planning();
+                work()
+            })
+            .await
+        };
+        tokio::time::timeout(limit, planned).await.unwrap_or_else(|_| {
+            Err(Error::new(Kind::ResourceExhausted, format!("planning the query took longer than {} s", limit.as_secs_f64()))
+                .with_remedy("ask something simpler"))
+        })
     }
 
     /// Spawns on the query threads; the handle aborts the work when dropped.
     pub(super) fn spawn<T: Send + 'static>(&self, work: impl Future<Output = Result<T>> + Send + 'static) -> Result<Work<T>> {
-        let Some(runtime) = &self.runtime else { return Err(Error::new(Kind::Unavailable, "queries are shutting down")) };
-        let (turns, deadline) = (self.turns.clone(), self.deadline);
+        self.spawn_within(self.deadline, work)
+    }
+
+    fn spawn_within<T: Send + 'static>(
+        &self,
+        deadline: Option<Duration>,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<Work<T>> {
+        let Some(runtime) = &self.runtime else { return Err(shutting_down()) };
+        let place = self.places.clone().try_acquire_owned().map_err(|_| {
+            Error::new(Kind::ResourceExhausted, "too many queries are waiting for their turn").with_remedy("ask again later")
+        })?;
+        let turns = self.turns.clone();
         Ok(Work(runtime.spawn(async move {
+            let _place = place;
             let turn = async move {
-                let _turn = turns.acquire_owned().await.map_err(|_| Error::new(Kind::Unavailable, "queries are shutting down"))?;
+                let _turn = turns.acquire_owned().await.map_err(|_| shutting_down())?;
                 work.await
             };
             match deadline {
@@ -73,32 +127,54 @@ impl Runner {
         })))
     }
 
-    pub(super) fn run(&self, plan: Arc<dyn ExecutionPlan>, context: Arc<TaskContext>, schema: SchemaRef) -> QueryStream {
+    /// Runs a plan within the limits of the catalog, or those of the request where they are tighter.
+    pub(super) fn run(&self, plan: Arc<dyn ExecutionPlan>, context: Arc<TaskContext>, schema: SchemaRef, request: &Request) -> QueryStream {
         let (send, receive) = mpsc::channel(AHEAD);
-        let rows = self.rows;
+        let rows = [self.rows, request.rows].into_iter().flatten().min();
+        let deadline = [self.deadline, request.deadline].into_iter().flatten().min();
         let columns = schema.clone();
-        let work = self.spawn(async move { pump(plan, context, columns, rows, send).await });
+        let work = self.spawn_within(deadline, async move { pump(plan, context, columns, rows, send).await });
         let stream = match work {
             Err(error) => stream::once(async move { Err(error) }).boxed(),
-            Ok(work) => stream::unfold(Some((receive, work)), next).boxed(),
+            Ok(work) => {
+                let ends = deadline.map(|deadline| (deadline, Instant::now() + deadline + GRACE));
+                stream::unfold(Some(Rows { receive, work, ends }), next).boxed()
+            }
         };
         QueryStream { schema, stream }
     }
+}
+
+fn shutting_down() -> Error {
+    Error::new(Kind::Unavailable, "queries are shutting down")
 }
 
 fn overdue(deadline: Duration) -> Error {
     Error::new(Kind::ResourceExhausted, format!("the query was stopped after its deadline of {} s", deadline.as_secs_f64()))
 }
 
+/// What a reader holds of a running query.
+struct Rows {
+    receive: mpsc::Receiver<RecordBatch>,
+    work: Work<()>,
+    /// The deadline, and the time after which nothing more is expected.
+    ends: Option<(Duration, Instant)>,
+}
+
 /// The next batch; after the last one, how the work ended.
-async fn next(
-    state: Option<(mpsc::Receiver<RecordBatch>, Work<()>)>,
-) -> Option<(Result<RecordBatch>, Option<(mpsc::Receiver<RecordBatch>, Work<()>)>)> {
-    let (mut receive, work) = state?;
-    if let Some(batch) = receive.recv().await {
-        return Some((Ok(batch), Some((receive, work))));
+async fn next(state: Option<Rows>) -> Option<(Result<RecordBatch>, Option<Rows>)> {
+    let mut rows = state?;
+    let batch = match rows.ends {
+        None => rows.receive.recv().await,
+        Some((deadline, latest)) => match tokio::time::timeout_at(latest, rows.receive.recv()).await {
+            Ok(batch) => batch,
+            Err(_) => return Some((Err(overdue(deadline)), None)),
+        },
+    };
+    if let Some(batch) = batch {
+        return Some((Ok(batch), Some(rows)));
     }
-    work.finish().await.err().map(|error| (Err(error), None))
+    rows.work.finish().await.err().map(|error| (Err(error), None))
 }
 
 /// Moves batches from the plan to the reader until either ends. A reader that is gone ends it too.

@@ -13,14 +13,14 @@ use datafusion::common::{DataFusionError, Result as DfResult, Statistics};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::EquivalenceProperties;
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType, ReplaceChildrenOptions, SchedulingType};
-use datafusion::physical_plan::metrics::{BaselineMetrics, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
+use datafusion::physical_plan::metrics::{BaselineMetrics, Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
 use datafusion::physical_plan::statistics::StatisticsArgs;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PhysicalExpr, PlanProperties};
 use forebay_core::ids::EpochId;
 use forebay_storage::delta::DatasetVersion;
 use forebay_storage::root::Root;
-use forebay_storage::shard::{read_row_group, read_selected};
+use forebay_storage::shard::{footer, read_row_group, read_selected};
 use futures::{StreamExt, TryStreamExt, stream};
 
 use super::table::EPOCH;
@@ -125,10 +125,10 @@ fn divide(groups: Vec<Group>, n: usize) -> Vec<Vec<Group>> {
 }
 
 impl Reader {
-    async fn read(self, group: Group) -> DfResult<Vec<RecordBatch>> {
+    async fn read(self, group: Group, counted: Count) -> DfResult<Vec<RecordBatch>> {
         if let Some(text) = &self.text {
             let rows = text.in_group(group.shard, group.row_group).await.map_err(from_error)?;
-            return self.read_rows(group, rows).await;
+            return self.read_rows(group, rows, counted).await;
         }
         let rows = usize::try_from(group.rows).map_err(|e| DataFusionError::External(Box::new(e)))?;
         if self.columns.is_empty() {
@@ -136,11 +136,12 @@ impl Reader {
         }
         let read = read_row_group(&self.root, &self.version, group.shard, group.row_group, Some(&self.columns), None);
         let batches = read.await.map_err(from_error)?;
+        counted.add(self.stored_bytes(group).await?);
         batches.iter().map(|batch| self.assemble(Some(batch), batch.num_rows(), group.epoch)).collect()
     }
 
     /// Some rows of a row group; a group without any is not opened.
-    async fn read_rows(&self, group: Group, rows: Vec<Range<u64>>) -> DfResult<Vec<RecordBatch>> {
+    async fn read_rows(&self, group: Group, rows: Vec<Range<u64>>, counted: Count) -> DfResult<Vec<RecordBatch>> {
         let count =
             usize::try_from(rows.iter().map(|r| r.end - r.start).sum::<u64>()).map_err(|e| DataFusionError::External(Box::new(e)))?;
         if count == 0 {
@@ -151,7 +152,18 @@ impl Reader {
         }
         let read = read_selected(&self.root, &self.version, group.shard, group.row_group, Some(&self.columns), rows);
         let batches = read.await.map_err(from_error)?;
+        counted.add(self.stored_bytes(group).await?);
         batches.iter().map(|batch| self.assemble(Some(batch), batch.num_rows(), group.epoch)).collect()
+    }
+
+    /// Bytes of the file that hold the columns of a row group that was read.
+    async fn stored_bytes(&self, group: Group) -> DfResult<usize> {
+        let Some(shard) = self.version.shards.get(group.shard) else { return Ok(0) };
+        // Cached since it was read.
+        let footer = footer(&self.root, &self.version.name, shard).await.map_err(from_error)?;
+        let chunks = footer.row_groups().get(group.row_group).map_or(&[][..], |g| g.columns());
+        let read = chunks.iter().filter(|c| c.column_path().parts().first().is_some_and(|name| self.columns.contains(name)));
+        Ok(read.map(|c| usize::try_from(c.compressed_size()).unwrap_or(0)).sum())
     }
 
     fn assemble(&self, batch: Option<&RecordBatch>, rows: usize, epoch: EpochId) -> DfResult<RecordBatch> {
@@ -225,12 +237,13 @@ impl ExecutionPlan for RowGroupScan {
         let groups = self.partitions.get(partition).cloned().unwrap_or_default();
         let baseline = BaselineMetrics::new(&self.metrics, partition);
         let bytes = MetricBuilder::new(&self.metrics).counter("row_group_bytes", partition);
+        let read = MetricBuilder::new(&self.metrics).counter("bytes_read", partition);
         let reader = self.reader.clone();
         let rows = stream::iter(groups)
             .map(move |group| {
-                let (reader, bytes) = (reader.clone(), bytes.clone());
+                let (reader, bytes, read) = (reader.clone(), bytes.clone(), read.clone());
                 async move {
-                    let batches = reader.read(group).await?;
+                    let batches = reader.read(group, read).await?;
                     // A group that a text filter left out was not read.
                     if !batches.is_empty() {
                         bytes.add(usize::try_from(group.bytes).unwrap_or(usize::MAX));

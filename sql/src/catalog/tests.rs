@@ -3,6 +3,7 @@
 
 mod answers;
 mod attacks;
+mod parameters;
 mod selections;
 mod text;
 

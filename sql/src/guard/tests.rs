@@ -11,7 +11,12 @@ fn text_is_measured_before_it_is_parsed() {
     assert_eq!(check_text("SELECT NOT NOT NOT NOT NOT true", LIMITS).unwrap_err().kind, Kind::ResourceExhausted);
     assert_eq!(check_text("SELECT a[1]::int::int::int::int", LIMITS).unwrap_err().kind, Kind::ResourceExhausted);
     assert_eq!(check_text(&"x".repeat(1_001), LIMITS).unwrap_err().kind, Kind::ResourceExhausted);
-    // Long lists are not deep.
+    // Long lists are not deep, and those after IN are not wide.
+    let wide = TextLimits { bytes: 1 << 20, operators: 5 };
+    check_text(&format!("SELECT a IN ({}1), f({}1)", "1, ".repeat(20_000), "1, ".repeat(8_000)), wide).unwrap();
+    for text in [format!("SELECT {}1", "1, ".repeat(9_000)), format!("SELECT a IN (1), f({}1)", "1, ".repeat(9_000))] {
+        assert_eq!(check_text(&text, wide).unwrap_err().kind, Kind::ResourceExhausted);
+    }
     check_text(&format!("SELECT a IN ({})", "1, ".repeat(200)), LIMITS).unwrap();
     assert_eq!(check_text("SELECT 'open", LIMITS).unwrap_err().kind, Kind::BadInput);
 }

@@ -86,6 +86,17 @@ async fn filters_choose_row_groups_and_columns() {
     assert_eq!(world.value("SELECT count(*) FROM digits WHERE name = 'n8'").await, "3");
     let analyzed = world.table("EXPLAIN ANALYZE SELECT sum(label) FROM digits WHERE epoch = 0").await;
     assert!(analyzed.contains("row_group_bytes"), "{analyzed}");
+    let label = bytes_read(&analyzed);
+    let image = bytes_read(&world.table("EXPLAIN ANALYZE SELECT sum(tensor_sum(image)) FROM digits WHERE epoch = 0").await);
+    let both = bytes_read(&world.table("EXPLAIN ANALYZE SELECT sum(tensor_sum(image)), sum(label) FROM digits WHERE epoch = 0").await);
+    assert!(label > 0 && image > 0 && both == label + image, "{label} and {image} make {both}");
+    assert_eq!(bytes_read(&world.table("EXPLAIN ANALYZE SELECT count(*) FROM digits WHERE epoch = 0").await), 0);
+}
+
+/// What `EXPLAIN ANALYZE` says was read from files, in bytes.
+fn bytes_read(analyzed: &str) -> u64 {
+    let counts = analyzed.split("bytes_read=").skip(1).map(|rest| rest.split([',', ']']).next().unwrap().trim().to_owned());
+    counts.map(|n| n.parse::<u64>().unwrap_or_else(|_| panic!("{n} in {analyzed}"))).sum()
 }
 
 #[tokio::test]

@@ -118,6 +118,120 @@ async fn functions_that_grow_are_capped() {
 }
 
 #[tokio::test]
+async fn functions_that_double_their_arguments_are_capped() {
+    let world = World::new(1).await;
+    // Each level joins the one before with itself: 2^40 times what it started with.
+    let doubled = |start: &str, join: &str| {
+        let mut sql = format!("WITH a0 AS (SELECT {start} AS x FROM digits LIMIT 1)");
+        for level in 1..=40 {
+            sql += &format!(", a{level} AS (SELECT {join} AS x FROM a{})", level - 1);
+        }
+        sql + " SELECT 1 FROM a40 WHERE x IS NOT NULL"
+    };
+    let constants = |join: &str, start: &str| doubled(start, join).replace(" FROM digits LIMIT 1", "");
+    for (join, start) in [
+        ("x || x", "arrow_cast('0123456789', 'LargeUtf8')"),
+        ("x || x", "'0123456789'"),
+        ("x || x", "arrow_cast(X'0123456789', 'LargeBinary')"),
+        ("concat(x, x)", "arrow_cast('0123456789', 'LargeUtf8')"),
+        ("concat_ws(x, x, x)", "'0123456789'"),
+        ("encode(x::bytea, 'hex')", "'0123456789'"),
+        ("x || x", "make_array(1, 2, 3)"),
+        ("array_concat(x, x)", "arrow_cast(make_array(1, 2, 3), 'LargeList(Int64)')"),
+        ("replace(x, 'a', 'aa')", "'aaaaaaaa'"),
+        ("regexp_replace(x, 'a', 'aa', 'g')", "'aaaaaaaa'"),
+    ] {
+        for sql in [constants(join, start), doubled(start, join)] {
+            let error = world.error(&sql).await;
+            assert_eq!(error.kind, Kind::ResourceExhausted, "{join} of {start}: {error}");
+        }
+    }
+    assert_eq!(world.value("SELECT 'a' || label || NULL FROM digits LIMIT 1").await, "");
+    assert_eq!(world.value("SELECT label || '-' || name FROM digits WHERE _id = 42").await, "2-n2");
+    assert_eq!(world.value("SELECT make_array(1, 2) || make_array(3)").await, "[1, 2, 3]");
+    let batches = world.batches("SELECT 'a' || name, [label, 2] FROM digits LIMIT 1").await.unwrap();
+    let schema = batches[0].schema();
+    let names: Vec<&String> = schema.fields().iter().map(|f| f.name()).collect();
+    assert_eq!(names, ["Utf8(\"a\") || digits.name", "make_array(digits.label,Int64(2))"]);
+}
+
+#[tokio::test]
+async fn constants_have_a_budget() {
+    let world = World::new(1).await;
+    for sql in [
+        "SELECT range(0, 100000000)".to_owned(),
+        "SELECT range(0, 1000000) FROM digits".to_owned(),
+        "SELECT repeat('x', 10000000) FROM digits".to_owned(),
+        "SELECT count(*) FROM digits WHERE array_has(range(0, 1000000), label)".to_owned(),
+        format!("SELECT {}", (0..1_000).map(|i| format!("range({i}, 2000000)")).collect::<Vec<_>>().join(", ")),
+        format!("VALUES {}", vec!["(range(0, 2000000))"; 1_000].join(", ")),
+        "SELECT array_to_string(range(0, 1000000), repeat('x', 1000000))".to_owned(),
+        "SELECT regexp_replace(repeat('a', 1000000), 'a', repeat('b', 1000000), 'g')".to_owned(),
+        "SELECT lpad(name, 5, repeat('x', 1000000)) FROM digits".to_owned(),
+    ] {
+        let error = world.error(&sql).await;
+        assert_eq!(error.kind, Kind::ResourceExhausted, "{}: {error}", &sql[..sql.len().min(80)]);
+    }
+    assert_eq!(world.value("SELECT count(*) FROM (SELECT unnest(range(0, 1000000)) AS n) WHERE n % 2 = 0").await, "500000");
+    assert_eq!(world.value("SELECT length(repeat('x', 1000000))").await, "1000000");
+}
+
+#[tokio::test]
+async fn quadratic_functions_are_capped() {
+    let world = World::new(1).await;
+    for sql in [
+        "SELECT levenshtein(repeat('a', 1000000), repeat('b', 1000000))",
+        "SELECT array_has_all(range(0, 1000000), range(0, 1000000))",
+        "SELECT array_has_any(range(0, 1000000), range(1000000, 2000000))",
+        "SELECT max(levenshtein(a.x, b.x)) FROM (SELECT repeat('a', 2000 + label) AS x FROM digits) a, \
+         (SELECT repeat('b', 2000 + label) AS x FROM digits) b",
+    ] {
+        let error = world.error(sql).await;
+        assert_eq!(error.kind, Kind::ResourceExhausted, "{sql}: {error}");
+    }
+    assert_eq!(world.value("SELECT levenshtein('kitten', 'sitting')").await, "3");
+    assert_eq!(world.value("SELECT array_has_all([1, 2, 3], [2, 3])").await, "true");
+}
+
+#[tokio::test]
+async fn wide_and_long_queries_end() {
+    let world = World::with(1, QueryLimits { deadline: Some(Duration::from_secs(10)), ..limits() }).await;
+    // A megabyte of columns, of conditions in a list, of joins: an answer or an error, in time.
+    let wide = format!("SELECT {}", (0..60_000).map(|i| format!("1 AS c{i}")).collect::<Vec<_>>().join(","));
+    let join = |i: usize| format!(" JOIN digits t{i} ON t{i}._id = t0._id");
+    let joins = format!("SELECT count(*) FROM digits t0{}", (1..300).map(join).collect::<String>());
+    for sql in [wide, joins] {
+        let (answer, meanwhile) =
+            tokio::join!(tokio::time::timeout(Duration::from_secs(60), world.batches(&sql)), world.value("SELECT count(*) FROM digits"));
+        if let Err(error) = answer.expect("the query ends") {
+            assert!(matches!(error.kind, Kind::ResourceExhausted | Kind::BadInput), "{error:?}");
+        }
+        assert_eq!(meanwhile, "100");
+    }
+}
+
+#[tokio::test]
+async fn more_queries_than_may_wait_are_refused() {
+    let world = World::with(1, QueryLimits { concurrent: 1, ..limits() }).await;
+    let endless = "WITH RECURSIVE t AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM t) SELECT n FROM t";
+    let mut held = Vec::new();
+    let refused = loop {
+        let mut query = world.catalog.query(endless).await.unwrap();
+        // A query that waits has no row and no error yet.
+        let first = tokio::time::timeout(Duration::from_millis(50), futures::StreamExt::next(&mut query.stream)).await;
+        if let Ok(Some(Err(error))) = first {
+            break error;
+        }
+        held.push(query);
+        assert!(held.len() < 100);
+    };
+    assert!(refused.kind == Kind::ResourceExhausted && refused.message.contains("waiting"), "{refused}");
+    assert_eq!(held.len(), 17);
+    drop(held);
+    assert_eq!(world.value("SELECT count(*) FROM digits").await, "100");
+}
+
+#[tokio::test]
 async fn endless_and_greedy_queries_end() {
     let world = World::with(1, QueryLimits { deadline: Some(Duration::from_secs(3)), ..limits() }).await;
     let endless = "WITH RECURSIVE t AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM t) SELECT count(*) FROM t";
