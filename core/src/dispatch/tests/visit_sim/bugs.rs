@@ -3,6 +3,7 @@
 use super::super::super::*;
 use super::Sim;
 use crate::ids::{Incarnation, PassId};
+use crate::job::{Assignment, JobSettings, RankLost};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bug {
@@ -40,10 +41,16 @@ pub(super) enum Bug {
     LedgerLosesARow,
     /// A restored pass begins at its beginning.
     RestoresNothing,
+    /// The ledger counts as holding what was acknowledged while its file was written.
+    FoldsMore,
+    /// A lost rank fails the job where the others should go on.
+    FailsInstead,
+    /// A rank that is there is dropped.
+    DropsTheLiving,
 }
 
 impl Bug {
-    pub(super) const ALL: [Self; 17] = [
+    pub(super) const ALL: [Self; 20] = [
         Self::NoFence,
         Self::AnswerBeforeWrite,
         Self::ReplayLosesTheLast,
@@ -61,7 +68,18 @@ impl Bug {
         Self::EndStays,
         Self::LedgerLosesARow,
         Self::RestoresNothing,
+        Self::FoldsMore,
+        Self::FailsInstead,
+        Self::DropsTheLiving,
     ];
+}
+
+impl Bug {
+    /// Whether jobs of these settings do at all what the bug spoils.
+    pub(super) fn may_show(self, settings: &JobSettings) -> bool {
+        let drops = settings.rank_lost == RankLost::Drop && settings.assignment == Assignment::Rounds;
+        drops || !matches!(self, Self::FailsInstead | Self::DropsTheLiving)
+    }
 }
 
 impl Sim {
@@ -145,6 +163,29 @@ impl Sim {
                     if let Change::ConsumerGone { reason, .. } = &mut entry.change {
                         self.bug_hits += 1;
                         *reason = Reason::ConsumerLeft;
+                    }
+                }
+            }
+            Bug::FoldsMore => {
+                for entry in &mut entries {
+                    if let Change::Watermark { parts, .. } = &mut entry.change {
+                        parts.iter_mut().for_each(|(_, parts)| *parts = vec![(0, u32::MAX)]);
+                    }
+                }
+            }
+            Bug::FailsInstead => {
+                for entry in &mut entries {
+                    if let Change::RankDropped { job, .. } = &entry.change {
+                        let end = JobEnd::Failed(crate::Error::internal("a rank was lost"));
+                        entry.change = Change::JobEnded { job: job.clone(), end };
+                    }
+                }
+            }
+            Bug::DropsTheLiving => {
+                for entry in &mut entries {
+                    if let Change::RankDropped { rank, .. } = &mut entry.change {
+                        let living = job.as_ref().and_then(|j| j.consumers.values().find_map(|c| c.rank));
+                        *rank = living.unwrap_or(*rank);
                     }
                 }
             }

@@ -4,6 +4,7 @@ use super::super::super::*;
 use super::super::world::TERM;
 use super::net::{Msg, Restoring};
 use super::{CHAOS_MS, Sim};
+use crate::job::RankLost;
 
 impl Sim {
     pub(super) fn chaos(&mut self) {
@@ -19,7 +20,7 @@ impl Sim {
             8 | 9 => self.server_crash(),
             10 => self.server_sleeps(),
             11 => self.drain(),
-            12 | 13 => self.client_crash(),
+            12 | 13 => self.client_crash(false),
             14 => self.client_sleeps(),
             15 | 16 => self.stream_breaks(),
             17 => {
@@ -130,12 +131,16 @@ impl Sim {
         (!alive.is_empty()).then(|| alive[usize::try_from(self.rng.below(alive.len() as u64)).unwrap()])
     }
 
-    fn client_crash(&mut self) {
+    pub(super) fn client_crash(&mut self, long: bool) {
         let Some(index) = self.a_client() else { return };
         self.fault("a consumer died");
         let (slot, restore) = (self.clients[index].slot, self.due_restore());
         self.kill_client(index);
-        let at = self.now + 500 + self.rng.below(2 * TERM);
+        let mut at = self.now + 500 + self.rng.below(2 * TERM);
+        if long || (self.settings.rank_lost != RankLost::Wait && self.chance(50)) {
+            // For longer than its lease and `rank_timeout` together.
+            at += 3 * TERM;
+        }
         self.net.at(at, Msg::Spawn { slot, restore });
     }
 

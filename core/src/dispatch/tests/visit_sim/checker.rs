@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::super::super::*;
 use super::{Seen, Sim};
 use crate::ids::*;
-use crate::job::{End, Steps, Visitation};
+use crate::job::{End, RankLost, Steps, Visitation};
 
 type Batch = (PassId, u64);
 
@@ -35,6 +35,8 @@ struct Checker {
     places: BTreeMap<Token, Lineage>,
     incarnation: Incarnation,
     acknowledged: BTreeMap<(Incarnation, PassId, u64), BTreeSet<ConsumerName>>,
+    /// Ranks that the others of this incarnation go on without.
+    dropped: BTreeSet<u32>,
     finished: bool,
     failed: bool,
 }
@@ -288,6 +290,7 @@ impl Checker {
         match change {
             Change::JobCreated { restored, incarnation, .. } => {
                 self.incarnation = *incarnation;
+                self.dropped.clear();
                 (self.members, self.called, self.behind) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
                 self.lineage = match restored.as_ref().map(|r| r.token) {
                     Some(Token::Commit { incarnation, commit }) => {
@@ -337,9 +340,25 @@ impl Checker {
                     self.count(sim, &name, usize::MAX, Some(*pass));
                 }
             }
+            Change::RankDropped { rank, .. } => {
+                let away = !self.members.values().any(|s| sim.processes[s].rank == Some(*rank));
+                if sim.settings.rank_lost != RankLost::Drop || !away {
+                    return Err(format!("rank {rank} was dropped, with {:?}", sim.settings.rank_lost));
+                }
+                self.dropped.insert(*rank);
+            }
             Change::JobEnded { end, .. } => {
+                let world = sim.settings.world_size.unwrap_or(1) as usize;
+                if let JobEnd::Failed(error) = end
+                    && (sim.settings.rank_lost != RankLost::Fail || self.members.len() >= world)
+                {
+                    return Err(format!("the job failed without a lost rank: {error}"));
+                }
+                if *end == JobEnd::Idle && self.dropped.len() < world {
+                    return Err("the job ended as idle, and its ranks were not lost".to_owned());
+                }
                 self.finished = *end == JobEnd::Finished;
-                self.failed = matches!(end, JobEnd::Failed(_));
+                self.failed = matches!(end, JobEnd::Failed(_) | JobEnd::Idle);
                 if self.finished {
                     for name in self.members.keys().cloned().collect::<Vec<_>>() {
                         self.leave(sim, &name, true);

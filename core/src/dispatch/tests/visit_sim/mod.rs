@@ -112,7 +112,14 @@ struct Sim {
 impl Sim {
     fn new(seed: u64, bug: Option<Bug>) -> Self {
         let mut rng = Rng::new(seed);
-        let settings = random_settings(&mut rng);
+        let mut settings = random_settings(&mut rng);
+        if settings.assignment == Assignment::Rounds && settings.rank_lost == RankLost::Wait && seed.is_multiple_of(5) {
+            settings.rank_lost = RankLost::Fail;
+        }
+        if settings.rank_lost == RankLost::Drop {
+            // A job whose ranks are all dropped ends by it.
+            settings.idle_timeout_ms = 10 * TERM;
+        }
         let (rows, per_window) = (1 + rng.below(70), 1 + rng.below(6));
         let mut sim = Self {
             rng,
@@ -152,6 +159,11 @@ impl Sim {
             sim.net.at(at, Msg::Spawn { slot, restore: None });
         }
         sim.net.at(500, Msg::Chaos);
+        if sim.settings.assignment == Assignment::Rounds && sim.settings.rank_lost != RankLost::Wait {
+            // Most histories are short: a rank that is lost has to be lost early.
+            let at = 1_000 + sim.rng.below(3_000);
+            sim.net.at(at, Msg::LoseRank);
+        }
         sim.net.at(200, Msg::Tick);
         sim
     }
@@ -199,7 +211,7 @@ impl Sim {
     fn is_finished(&self) -> bool {
         let job = self.leaders.iter().rfind(|l| l.alive).and_then(|l| l.state.jobs.get(&self.settings.job));
         job.is_some_and(|j| {
-            matches!(j.phase, JobPhase::Ended { end: JobEnd::Finished | JobEnd::Failed(_), .. })
+            matches!(j.phase, JobPhase::Ended { end: JobEnd::Finished | JobEnd::Failed(_) | JobEnd::Idle, .. })
                 && j.passes.values().all(|p| p.windows.is_empty())
         }) && (self.calm || self.restores > 0 || self.now > 20_000)
     }
@@ -289,6 +301,7 @@ impl Sim {
                 self.net.at(self.now + 200, Msg::Tick);
             }
             Msg::Chaos => self.chaos(),
+            Msg::LoseRank => self.client_crash(true),
         }
     }
 }
