@@ -89,7 +89,7 @@ impl BuildRequest<'_> {
         }
         let building = builder.take().ok_or_else(|| Error::internal("an index without its builder"))?;
         let built = blocking(move || building.finish(said)).await?;
-        let meta = BundleMeta { path: name, size: built.size, digest: built.digest, columns: self.columns.clone() };
+        let meta = BundleMeta { path: name, size: built.size, digest: built.digest.clone(), columns: self.columns.clone() };
         put_bundle(self.root, self.name, &built.file, &meta).await?;
         // The folder goes with `built`, on a thread that may block.
         blocking(move || {
