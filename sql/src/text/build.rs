@@ -164,7 +164,8 @@ impl Builder {
             return Ok(open);
         }
         let (_, directory) = self.directory(&format!("piece-{}", self.pieces.len()))?;
-        let tokenizers = TokenizerManager::new();
+        // The default one is asked for by fields that have no text.
+        let tokenizers = TokenizerManager::default();
         for tokenizer in self.about.columns.values() {
             tokenizers.register(&tokenizer.to_string(), analyzer(*tokenizer));
         }
