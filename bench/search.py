@@ -127,6 +127,15 @@ class Forebay:
         return self.client.sql(text)["n"][0].as_py()
 
 
+def duckdb_error() -> type[Exception]:
+    """What DuckDB raises, where it is installed."""
+    try:
+        import duckdb
+    except ImportError:
+        return ImportError
+    return duckdb.Error
+
+
 class Duck:
     """DuckDB's fts extension: words only, all of them."""
 
@@ -208,7 +217,7 @@ def main() -> None:
         )
         try:
             systems.append(Duck(folder, texts))
-        except Exception as error:
+        except (ImportError, duckdb_error()) as error:
             print(f"without DuckDB's fts: {str(error).splitlines()[0]}")
         figures: dict = {"rows": args.rows, "built": built}
         # Before a server holds the root: each of these is a process of its own.
@@ -231,7 +240,9 @@ def main() -> None:
             taken = [seconds for _, seconds in times[system.name]]
             median, high = statistics.median(taken), percentile(taken, 0.99)
             figures[system.name] = {"median": median, "p99": high, "queries": len(taken)}
-            print(f"{system.name:12} median {median * 1e3:7.2f} ms   p99 {high * 1e3:7.2f} ms   of {len(taken)} queries")
+            print(
+                f"{system.name:12} median {median * 1e3:7.2f} ms   p99 {high * 1e3:7.2f} ms   of {len(taken)} queries"
+            )
             for kind in dict.fromkeys(kind for kind, _ in times[system.name]):
                 of_kind = [seconds for k, seconds in times[system.name] if k == kind]
                 print(f"    {kind:12} median {statistics.median(of_kind) * 1e3:7.2f} ms")

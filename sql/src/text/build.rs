@@ -89,7 +89,7 @@ impl BuildRequest<'_> {
         }
         let building = builder.take().ok_or_else(|| Error::internal("an index without its builder"))?;
         let built = blocking(move || building.finish(said)).await?;
-        let meta = BundleMeta { path: name, size: built.size, digest: built.digest, columns: self.columns.clone() };
+        let meta = BundleMeta { path: name, size: built.size, digest: built.digest.clone(), columns: self.columns.clone() };
         put_bundle(self.root, self.name, &built.file, &meta).await?;
         // The folder goes with `built`, on a thread that may block.
         blocking(move || {
@@ -164,7 +164,8 @@ impl Builder {
             return Ok(open);
         }
         let (_, directory) = self.directory(&format!("piece-{}", self.pieces.len()))?;
-        let tokenizers = TokenizerManager::new();
+        // The default one is asked for by fields that have no text.
+        let tokenizers = TokenizerManager::default();
         for tokenizer in self.about.columns.values() {
             tokenizers.register(&tokenizer.to_string(), analyzer(*tokenizer));
         }
