@@ -119,13 +119,7 @@ pub(super) struct Drawn {
 
 impl Drawn {
     pub(super) fn new(settings: Faults) -> Self {
-        Self {
-            settings,
-            requests: AtomicU64::new(0),
-            relented: AtomicBool::new(false),
-            rules: Mutex::default(),
-            shown: Mutex::default(),
-        }
+        Self { settings, requests: AtomicU64::new(0), relented: AtomicBool::new(false), rules: Mutex::default(), shown: Mutex::default() }
     }
 
     /// The fault of this request, if it has one.

@@ -111,9 +111,10 @@ impl Home {
     /// Starts a process that says with `--json` where it listens, and waits until it does.
     pub fn start(&self, args: &[&str]) -> Server {
         let mut command = self.command(args);
-        let stderr = self.stderr.as_ref().map_or_else(Stdio::inherit, |path| {
-            std::fs::File::options().create(true).append(true).open(path).expect("the log").into()
-        });
+        let stderr = self
+            .stderr
+            .as_ref()
+            .map_or_else(Stdio::inherit, |path| std::fs::File::options().create(true).append(true).open(path).expect("the log").into());
         let mut child = command.arg("--json").stdout(Stdio::piped()).stderr(stderr).spawn().expect("it starts");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("stdout")).read_line(&mut line).expect("a line");
