@@ -31,6 +31,8 @@ simulate: linker ## Run SEEDS seeds (10,000) of the simulations of the dispatche
 	FOREBAY_SIM_SEEDS=$(SEEDS) cargo test --release -p forebay-core --lib -- every_promise --nocapture
 
 docker-test: build venv-test ## The compose stack under faults, on Docker Engine without a registry (says so where there is none)
+# Not part of `test`: it takes about five minutes, and needs a Docker Engine to itself.
+docker-test: build venv-test ## The compose stack under faults, on Docker Engine without a registry
 	cargo build --workspace --example s3_endpoint
 	CACHE=$(CACHE) python3 docker/test/run.py --binary $(BIN) --endpoint $(CARGO_TARGET_DIR)/debug/examples/s3_endpoint \
 	  --site-packages "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"

@@ -6,6 +6,7 @@ use forebay_core::{Error, Kind, Result};
 use forebay_flight::client::Client;
 use forebay_storage::owner::{Owner, find_owner};
 use forebay_storage::root::Root;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::args::Connection;
 use super::output::{Failure, Outcome};
@@ -174,12 +175,26 @@ fn cancelled() -> Failure {
 
 /// Ctrl-C or a polite request to end.
 pub(super) async fn interrupted() {
-    let Ok(mut terminate) = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) else {
-        let _ = tokio::signal::ctrl_c().await;
-        return;
-    };
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        _ = terminate.recv() => {}
+    Interrupts::listen().next().await;
+}
+
+/// Listens for Ctrl-C and SIGTERM from its making on: one that comes while nobody waits is not lost.
+pub(super) struct Interrupts {
+    signals: Vec<Signal>,
+}
+
+impl Interrupts {
+    pub(super) fn listen() -> Self {
+        let kinds = [SignalKind::interrupt(), SignalKind::terminate()];
+        Self { signals: kinds.into_iter().filter_map(|kind| signal(kind).ok()).collect() }
+    }
+
+    /// Waits for the next one.
+    pub(super) async fn next(&mut self) {
+        if self.signals.is_empty() {
+            return std::future::pending().await;
+        }
+        let each = self.signals.iter_mut().map(|signal| Box::pin(signal.recv()));
+        futures::future::select_all(each).await;
     }
 }

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use clap::Args;
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Kind, Result};
 use serde_json::{Value, json};
 
 use super::args::Connection;
-use super::connect::interrupted;
+use super::connect::Interrupts;
 use super::output::{Failure, Outcome, Output};
 use super::serve::engine_config;
 use super::settings::query_limits;
@@ -132,8 +132,12 @@ pub(super) async fn dispatcher(connection: &Connection, args: DispatcherArgs, ou
     let engine = engine_config(&config)?;
     let term = config.text("lease").map(time).transpose()?.unwrap_or(LEASE);
     let root = engine.root.clone();
-    let mut role =
-        DispatcherRole::start(DispatcherSettings { engine, advertise: config.text("advertise").map(str::to_owned), term }).await?;
+    let mut interrupts = Interrupts::listen();
+    let settings = DispatcherSettings { engine, advertise: config.text("advertise").map(str::to_owned), term };
+    let mut role = tokio::select! {
+        role = DispatcherRole::start(settings) => role?,
+        () = interrupts.next() => return Err(Error::new(Kind::Cancelled, "interrupted while starting").into()),
+    };
     told(if out.json {
         out.json(&json!({ "address": role.address, "http": role.http, "root": root }))
     } else {
@@ -141,11 +145,11 @@ pub(super) async fn dispatcher(connection: &Connection, args: DispatcherArgs, ou
     });
     let failed = tokio::select! {
         failed = role.failed() => Some(failed),
-        () = interrupted() => None,
+        () = interrupts.next() => None,
     };
     let stopped = tokio::select! {
         stopped = role.shutdown() => stopped,
-        () = interrupted() => Ok(()),
+        () = interrupts.next() => Ok(()),
     };
     match failed {
         Some(error) => Err(error.into()),
@@ -167,7 +171,11 @@ pub(super) async fn worker(connection: &Connection, args: WorkerArgs, out: &Outp
     let config = connection.settings(flags)?;
     let settings = worker_settings(connection, &config)?;
     let dispatchers = settings.dispatchers.join(",");
-    let mut role = WorkerRole::start(settings).await?;
+    let mut interrupts = Interrupts::listen();
+    let mut role = tokio::select! {
+        role = WorkerRole::start(settings) => role?,
+        () = interrupts.next() => return Err(Error::new(Kind::Cancelled, "interrupted while starting").into()),
+    };
     told(if out.json {
         out.json(&json!({ "address": role.address, "http": role.http, "worker": role.name }))
     } else {
@@ -175,11 +183,11 @@ pub(super) async fn worker(connection: &Connection, args: WorkerArgs, out: &Outp
     });
     let ended = tokio::select! {
         ended = role.ended() => ended,
-        () = interrupted() => Ok(()),
+        () = interrupts.next() => Ok(()),
     };
     tokio::select! {
         () = role.shutdown() => {}
-        () = interrupted() => {}
+        () = interrupts.next() => {}
     }
     Ok(ended?)
 }

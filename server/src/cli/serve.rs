@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 
 use super::args::Connection;
-use super::connect::interrupted;
+use super::connect::Interrupts;
 use super::output::{Outcome, Output};
 use super::settings::query_limits;
 use crate::config::Config;
@@ -81,9 +81,10 @@ pub(super) async fn run(connection: &Connection, args: ServeArgs, out: &Output) 
     let settings = connection.settings(args.flags())?;
     let config = if args.embedded { embedded_config(&settings)? } else { engine_config(&settings)? };
     let root = config.root.clone();
+    let mut interrupts = Interrupts::listen();
     let mut running = tokio::select! {
         running = Engine::start(config) => running?,
-        () = interrupted() => return Err(Error::new(Kind::Cancelled, "interrupted while starting").into()),
+        () = interrupts.next() => return Err(Error::new(Kind::Cancelled, "interrupted while starting").into()),
     };
     let told = if out.json {
         out.json(&json!({ "address": running.address, "http": running.http, "root": root }))
@@ -97,12 +98,12 @@ pub(super) async fn run(connection: &Connection, args: ServeArgs, out: &Output) 
     }
     let failed = tokio::select! {
         failed = running.failed() => Some(failed),
-        () = interrupted() => None,
+        () = interrupts.next() => None,
         () = parent_gone(), if args.embedded => None,
     };
     let stopped = tokio::select! {
         stopped = running.shutdown() => stopped,
-        () = interrupted() => Err(Error::new(Kind::Cancelled, "interrupted twice: left without closing the streams")),
+        () = interrupts.next() => Err(Error::new(Kind::Cancelled, "interrupted twice: left without closing the streams")),
     };
     match failed {
         Some(error) => Err(error.into()),

@@ -87,6 +87,7 @@ impl Upload {
     /// Ends the object and reads its end back: what was promised to be durable is there, whole.
     pub(crate) async fn finish(mut self) -> Result<()> {
         let last = self.take(usize::MAX);
+        let mut doubt = None;
         if self.parts.is_some() {
             if last.content_length() > 0 {
                 self.put_part(last).await?;
@@ -102,11 +103,16 @@ impl Upload {
             match self.root.store().put_opts(&self.path, last, PutMode::Create.into()).await {
                 // Our own put, answered by an error and tried again, looks like this; the bytes tell.
                 Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => {}
-                Err(e) => return Err(self.failed(&e)),
+                // A connection that broke may have done so behind the put.
+                Err(e) => doubt = Some(self.failed(&e)),
             }
         }
         // Taken apart, because a shared reference to an open upload couldn't cross threads.
-        verify(&self.root, &self.path, self.size, std::mem::take(&mut self.tail)).await
+        let found = verify(&self.root, &self.path, self.size, std::mem::take(&mut self.tail)).await;
+        match doubt {
+            Some(failed) if found.is_err() => Err(failed),
+            _ => found,
+        }
     }
 
     pub(super) async fn abort(mut self) {

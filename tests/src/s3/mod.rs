@@ -3,7 +3,8 @@
 //! Owns: conditional writes that are atomic per key, the faults, the connections. Must not know: Forebay.
 //!
 //! s3s-fs looks whether a key exists and then writes it, so that two racing creates both win; it renames an object into place before it stores its
-//! ETag; it answers HEAD of a folder as if it were an object; a listing fails where a folder is deleted under it. [`store`] takes care of all four.
+//! ETag; it answers HEAD of a folder as if it were an object; a listing fails where a folder is deleted under it; a bucket comes with its first object.
+//! `store` takes care of all five.
 
 mod connection;
 mod faults;

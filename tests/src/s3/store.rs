@@ -151,6 +151,9 @@ impl Store {
 
     async fn done(self: Arc<Self>, call: Call, request: Request<Incoming>) -> Answer {
         let _held = self.hold(&call).await;
+        if !self.has_bucket(&call) {
+            return refused(StatusCode::NOT_FOUND, "NoSuchBucket");
+        }
         if self.is_folder(&call) {
             return refused(StatusCode::NOT_FOUND, "NoSuchKey");
         }
@@ -204,6 +207,12 @@ impl Store {
             }
         }
         held
+    }
+
+    /// s3s-fs would make it with its first object.
+    fn has_bucket(&self, call: &Call) -> bool {
+        let bucket = call.key.as_ref().and_then(|key| key.split('/').next());
+        bucket.is_none_or(|bucket| self.folder.join(bucket).is_dir())
     }
 
     /// A key that is the beginning of other keys is a folder here, and no object.

@@ -118,6 +118,8 @@ fn folders_are_no_objects_and_listings_survive_deletions() {
         }
         assert!(matches!(client.head(&Path::from("a/1")).await, Err(Error::NotFound { .. })));
         assert!(matches!(client.get(&Path::from("a")).await, Err(Error::NotFound { .. })));
+        let nowhere = store.client(|b| b.with_bucket_name("nowhere"));
+        assert!(matches!(nowhere.put(&Path::from("key"), "x".into()).await, Err(Error::NotFound { .. })), "no bucket comes by itself");
         assert!(matches!(client.delete(&Path::from("never")).await, Ok(()) | Err(Error::NotFound { .. })));
         let delete = async {
             for n in 0..40 {
