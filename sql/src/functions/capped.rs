@@ -114,6 +114,8 @@ fn cap(function: Arc<ScalarUDF>) -> Arc<ScalarUDF> {
 /// The same plan, with a limit on every call that can grow, also on those that came from operators and literals.
 pub(crate) fn harden(plan: LogicalPlan) -> Result<LogicalPlan> {
     let concat = Arc::new(ScalarUDF::from(Capped { inner: Arc::new(ScalarUDF::from(Concat::default())), growth: Growth::Sum(1) }));
+    // Whether a node that was visited changed: those above it follow, and take over its columns.
+    let changed_below = Cell::new(false);
     let limited = plan.transform_up_with_subqueries(|plan| {
         let names = NamePreserver::new(&plan);
         let mapped = plan.map_expressions(|expr| {
@@ -134,7 +136,8 @@ pub(crate) fn harden(plan: LogicalPlan) -> Result<LogicalPlan> {
             })?;
             Ok(if changed.transformed { changed.update_data(|expr| name.restore(expr)) } else { changed })
         })?;
-        if mapped.transformed { mapped.map_data(LogicalPlan::recompute_schema) } else { Ok(mapped) }
+        changed_below.set(changed_below.get() || mapped.transformed);
+        if changed_below.get() { mapped.map_data(LogicalPlan::recompute_schema) } else { Ok(mapped) }
     });
     limited.map(|plan| plan.data)
 }

@@ -149,6 +149,10 @@ async fn functions_that_double_their_arguments_are_capped() {
     assert_eq!(world.value("SELECT 'a' || label || NULL FROM digits LIMIT 1").await, "");
     assert_eq!(world.value("SELECT label || '-' || name FROM digits WHERE _id = 42").await, "2-n2");
     assert_eq!(world.value("SELECT make_array(1, 2) || make_array(3)").await, "[1, 2, 3]");
+    let grouped = "SELECT count(*) FROM (SELECT x, 'n' || y AS z FROM (SELECT [label] AS x, name AS y FROM digits) GROUP BY x, z)";
+    assert_eq!(world.value(grouped).await, world.value("SELECT count(*) FROM (SELECT DISTINCT label, name FROM digits)").await);
+    let subquery = "SELECT count(*) FROM digits WHERE 'x' || label IN (SELECT 'x' || label FROM digits WHERE label < 3)";
+    assert_eq!(world.value(subquery).await, "30");
     let batches = world.batches("SELECT 'a' || name, [label, 2] FROM digits LIMIT 1").await.unwrap();
     let schema = batches[0].schema();
     let names: Vec<&String> = schema.fields().iter().map(|f| f.name()).collect();
