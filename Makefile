@@ -63,7 +63,7 @@ python-test: build venv-test ## Real clients against the real binary
 	cargo build -p forebay-server -p forebay-storage --example write_sample
 	@rm -rf $(SAMPLE) && mkdir -p $(SAMPLE)
 	FOREBAY_BIN=$(BIN) FOREBAY_SAMPLE_BIN=$(CARGO_TARGET_DIR)/debug/examples/write_sample \
-	  FOREBAY_SAMPLE_TABLE="$$($(CARGO_TARGET_DIR)/debug/examples/write_sample $(SAMPLE))" $(PY) -m pytest -q python/tests
+	  FOREBAY_SAMPLE_TABLE="$$($(CARGO_TARGET_DIR)/debug/examples/write_sample $(SAMPLE))" $(PY) -m pytest -q -n 3 --dist loadfile python/tests
 
 build: linker ## Build the forebay binary
 	cargo build -p forebay-server
