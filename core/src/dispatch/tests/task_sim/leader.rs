@@ -191,15 +191,17 @@ impl Sim {
                 let event = Event::CommitPrepared { dataset: request.spec.dataset.clone(), run: request.run, epoch: request.epoch, body };
                 self.after(1, 500, Msg::Work { leader: index, event: Box::new(event) });
             }
-            action @ Action::Commit { .. } => {
-                // A heartbeat through the journal proves the fence; the put itself may still be on its way for long.
-                if self.append(index, &[]) {
-                    let late = self.fails(10, "a commit was late");
-                    let spread = if late { TERM } else { 300 };
-                    self.after(1, spread, Msg::Put { leader: index, action: Box::new(action) });
-                }
-            }
+            action @ Action::Commit { .. } => self.begin_commit(index, action),
             _ => {}
+        }
+    }
+
+    /// A heartbeat through the journal proves the fence; the put itself may still be on its way for long.
+    fn begin_commit(&mut self, index: usize, action: Action) {
+        if self.append(index, &[]) {
+            let late = self.fails(10, "a commit was late");
+            let spread = if late { TERM } else { 300 };
+            self.after(1, spread, Msg::Put { leader: index, action: Box::new(action) });
         }
     }
 
