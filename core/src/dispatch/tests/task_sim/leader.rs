@@ -191,13 +191,13 @@ impl Sim {
                 let event = Event::CommitPrepared { dataset: request.spec.dataset.clone(), run: request.run, epoch: request.epoch, body };
                 self.after(1, 500, Msg::Work { leader: index, event: Box::new(event) });
             }
-            action @ Action::Commit { .. } => self.put(index, action),
+            action @ Action::Commit { .. } => self.begin_commit(index, action),
             _ => {}
         }
     }
 
     /// A heartbeat through the journal proves the fence; the put itself may still be on its way for long.
-    fn put(&mut self, index: usize, action: Action) {
+    fn begin_commit(&mut self, index: usize, action: Action) {
         if self.append(index, &[]) {
             let late = self.fails(10, "a commit was late");
             let spread = if late { TERM } else { 300 };
