@@ -17,6 +17,7 @@ mod scan;
 mod select;
 mod system;
 mod table;
+mod weight;
 
 #[cfg(test)]
 mod tests;
@@ -187,6 +188,7 @@ impl Catalog {
         self.plan(move || {
             let plan = futures::executor::block_on(session.statement_to_plan(statement)).map_err(unknown_function)?;
             options().verify_plan(&plan).map_err(to_error)?;
+            weight::check_weight(&plan)?;
             Ok((session, harden(plan).map_err(to_error)?))
         })
         .await
