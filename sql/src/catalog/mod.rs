@@ -19,8 +19,12 @@ mod search_table;
 mod select;
 mod system;
 mod table;
+<<<<<<< HEAD
 mod text_match;
 mod text_rows;
+=======
+mod weight;
+>>>>>>> fsql
 
 #[cfg(test)]
 mod tests;
@@ -205,6 +209,7 @@ impl Catalog {
         self.plan(move || {
             let plan = futures::executor::block_on(session.statement_to_plan(statement)).map_err(unknown_function)?;
             options().verify_plan(&plan).map_err(to_error)?;
+            weight::check_weight(&plan)?;
             Ok((session, harden(plan).map_err(to_error)?))
         })
         .await

@@ -104,6 +104,14 @@ pub(crate) fn capped(functions: Vec<Arc<ScalarUDF>>) -> Vec<Arc<ScalarUDF>> {
     functions.into_iter().map(cap).collect()
 }
 
+/// Whether a function makes much out of little.
+pub(crate) fn creates(name: &str) -> bool {
+    GROWING.iter().any(|(known, growth)| {
+        *known == name
+            && matches!(growth, Growth::Series | Growth::Times(..) | Growth::Elements(..) | Growth::Length(_) | Growth::Replace(_))
+    })
+}
+
 fn cap(function: Arc<ScalarUDF>) -> Arc<ScalarUDF> {
     match GROWING.iter().find(|(name, _)| *name == function.name()) {
         Some((_, growth)) if !function.inner().is::<Capped>() => Arc::new(ScalarUDF::from(Capped { inner: function, growth: *growth })),

@@ -51,7 +51,8 @@ fn wrong_settings_are_refused_as_flags_without_a_server() {
     assert_eq!(error.kind, Kind::Unsupported);
     assert_eq!(
         error.to_string(),
-        "--visitation: \"exactly_once\" is not supported by this version; use \"at_least_once\", or \"at_most_once\" with its account of losses"
+        "--visitation exactly_once is relative to checkpoints, and `read` makes none; use at_least_once here; trainers read exactly once \
+         with the Python loader's `commit` and `load_state_dict`"
     );
     assert!(asked(&["digits", "--epochs", "1,1"]).unwrap_err().to_string().contains("pass 1 is named twice"));
     assert!(asked(&["No"]).unwrap_err().to_string().contains("is not a dataset name"));
