@@ -19,12 +19,9 @@ mod search_table;
 mod select;
 mod system;
 mod table;
-<<<<<<< HEAD
 mod text_match;
 mod text_rows;
-=======
 mod weight;
->>>>>>> fsql
 
 #[cfg(test)]
 mod tests;
