@@ -80,12 +80,12 @@ def start(stack: Stack) -> None:
     servers = [c for service in ("store", "dispatcher", "standby", "worker") for c in stack.containers(service)]
     assert len(servers) == 6, servers
     wait("every container is healthy", 60, lambda: all(stack.healthy(c) for c in servers))
-    wait("three workers register", 30, lambda: len(stack.attached()) == 3)
+    wait("three workers register", 60, lambda: len(stack.attached()) == 3)
     for container in servers:
         if container not in stack.containers("store"):
             assert run("docker", "exec", container, "id", "-u").strip() == "10001", f"{container} runs as root"
         assert stack.inspect(container, "{{.HostConfig.RestartPolicy.Name}}") == "unless-stopped", container
-    leads = wait("somebody leads", 30, stack.leader)
+    leads = wait("somebody leads", 60, stack.leader)
     say(f"{len(servers)} servers are healthy, none of Forebay's as root; {leads} leads")
 
 
@@ -150,12 +150,12 @@ def kill(stack: Stack) -> None:
 
 
 def take_over(stack: Stack) -> None:
-    leads = stack.leader()
+    leads = wait("somebody leads", 60, stack.leader)
     other = {"dispatcher": "standby", "standby": "dispatcher"}[leads]
     container = stack.containers(leads)[0]
     run("docker", "kill", container)
     began = time.monotonic()
-    wait("the standby leads", 30, lambda: stack.leader() == other)
+    wait("the standby leads", 60, lambda: stack.leader() == other)
     say(f"killed the leader; the standby led {time.monotonic() - began:.1f} s later")
     progress(stack, 20)
     run("docker", "start", container)
@@ -168,7 +168,7 @@ def rolling_restart(stack: Stack) -> None:
     for container in [*stack.containers("worker"), *stack.containers("standby"), *stack.containers("dispatcher")]:
         run("docker", "restart", "-t", "10", container)
         wait(f"{container} is healthy again", 60, lambda c=container: stack.healthy(c))
-        wait("somebody leads", 30, stack.leader)
+        wait("somebody leads", 60, stack.leader)
         wait("three workers are there", 60, lambda: len(stack.attached()) == 3)
         progress(stack, 10)
     say(f"restarted every server under load in {time.monotonic() - began:.0f} s")
