@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use forebay_core::text::{TextColumns, Tokenizer};
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Kind, Result};
 use forebay_storage::bundle::Bundle;
 use serde::{Deserialize, Serialize};
 use tantivy::collector::TopDocs;
@@ -23,6 +23,9 @@ pub(super) const ID: &str = "id";
 pub(super) const PART: &str = "part";
 /// Numbers of the text columns that are null in a row.
 pub(super) const ABSENT: &str = "absent";
+
+/// Words that the last word of a phrase may go on to: each holds two kilobytes while the phrase is looked for.
+const MAX_BEGINNINGS: u32 = 10_000;
 
 /// What a bundle says about itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -197,10 +200,34 @@ impl ShardIndex {
         self.fields(condition).ok_or_else(|| Error::internal("a text index was asked for a column that it lacks"))
     }
 
+    /// How many words of a field begin so.
+    fn beginnings(&self, field: Field, prefix: &str) -> Result<u32> {
+        let words = self.segment()?.inverted_index(field).map_err(failed)?;
+        let mut end = prefix.as_bytes().to_vec();
+        // The last byte of a text is never the largest that a byte can be.
+        if let Some(last) = end.last_mut() {
+            *last = last.saturating_add(1);
+        }
+        let mut stream = words.terms().range().ge(prefix.as_bytes()).lt(&end).into_stream().map_err(|e| failed(e.into()))?;
+        let mut count = 0;
+        while stream.advance() {
+            count += 1;
+            if count > MAX_BEGINNINGS {
+                let shown = prefix.escape_debug();
+                return Err(Error::new(
+                    Kind::ResourceExhausted,
+                    format!("more than {MAX_BEGINNINGS} different words begin with `{shown}`"),
+                )
+                .with_remedy("write more of the phrase's last word"));
+            }
+        }
+        Ok(count)
+    }
+
     /// The rows that meet a condition on one column, ascending. A row whose value is null meets none, as in SQL.
     pub(crate) fn rows(&self, condition: &Condition) -> Result<Vec<u32>> {
         let fields = self.known_fields(condition)?;
-        let mut query = compile(&condition.test, &fields);
+        let mut query = compile(&condition.test, &fields, &|field, text| self.beginnings(field, text))?;
         if condition.meets_nothing() {
             let mut clauses: Vec<(Occur, Box<dyn Query>)> = vec![(Occur::Must, query)];
             for field in &fields {
@@ -242,7 +269,7 @@ impl ShardIndex {
             return Ok(Vec::new());
         }
         let fields = self.known_fields(condition)?;
-        let query = compile(&condition.test, &fields);
+        let query = compile(&condition.test, &fields, &|field, text| self.beginnings(field, text))?;
         let limit = limit.min(usize::try_from(self.rows).unwrap_or(usize::MAX));
         let merged = Merged { all, fields: &fields };
         let best = self

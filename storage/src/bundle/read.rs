@@ -68,6 +68,9 @@ impl Bundle {
     /// `NotFound` when the object is gone, `Corrupt` when it is not what the log names.
     pub async fn open(root: &Root, cache: Option<&BundleCache>, name: &DatasetName, meta: &BundleMeta) -> Result<Self> {
         let path = shard_path(name, &meta.path);
+        if meta.size < TAIL as u64 {
+            return Err(Error::corrupt(format!("{}: {} bytes are no index bundle", root.place(&path), meta.size)));
+        }
         if let Some(cache) = cache
             && let Some(file) = cache.get(root, &path, meta).await
         {
