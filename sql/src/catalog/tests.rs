@@ -51,7 +51,14 @@ impl SystemTables for Workers {
 }
 
 fn limits() -> QueryLimits {
-    QueryLimits { memory: 64 << 20, spill: 0, deadline: Some(Duration::from_secs(20)), threads: 2, partitions: 2, ..QueryLimits::default() }
+    QueryLimits {
+        memory: 64 << 20,
+        spill: 0,
+        deadline: Some(Duration::from_secs(120)),
+        threads: 2,
+        partitions: 2,
+        ..QueryLimits::default()
+    }
 }
 
 fn output() -> OutputSpec {

@@ -129,16 +129,13 @@ async fn functions_that_double_their_arguments_are_capped() {
         sql + &format!(" SELECT count(x) FROM a{levels}")
     };
     for (join, start) in [
-        ("x || x", "arrow_cast(repeat(name, 200000), 'LargeUtf8')"),
-        ("x || x", "repeat(name, 200000)"),
-        ("x || x", "arrow_cast(repeat(name, 200000)::bytea, 'LargeBinary')"),
-        ("concat(x, x)", "arrow_cast(repeat(name, 200000), 'LargeUtf8')"),
-        ("concat_ws(x, x, x)", "repeat(name, 200000)"),
-        ("x || x", "range(label, 100000)"),
-        ("array_concat(x, x)", "arrow_cast(range(label, 100000), 'LargeList(Int64)')"),
+        ("x || x || x || x", "arrow_cast(repeat(name, 800000), 'LargeUtf8')"),
+        ("x || x || x || x", "arrow_cast(repeat(name, 800000)::bytea, 'LargeBinary')"),
+        ("concat(x, x, x, x)", "repeat(name, 800000)"),
+        ("concat_ws(x, x, x, x)", "repeat(name, 800000)"),
+        ("array_concat(x, x, x, x)", "range(label, 200000)"),
     ] {
-        let sql = doubled(5, start, join).replace(" LIMIT 1", "");
-        let error = world.error(&sql).await;
+        let error = world.error(&doubled(1, start, join).replace(" LIMIT 1", "")).await;
         assert!(error.kind == Kind::ResourceExhausted && error.message.contains("at once"), "{join} of {start}: {error}");
     }
     // Written out, forty levels are 2^40 terms.

@@ -86,7 +86,7 @@ async fn preparing_tells_columns_and_parameters() {
     let known = world.catalog.prepare(&Request::new("SELECT label, name FROM digits WHERE _id = ? AND name = ? LIMIT ?")).await.unwrap();
     let shape = |schema: &SchemaRef| schema.fields().iter().map(|f| format!("{} {}", f.name(), f.data_type())).collect::<Vec<_>>();
     assert_eq!(shape(&known.schema), ["label Int64", "name Utf8"]);
-    assert_eq!(shape(&known.parameters), ["$1 Int64", "$2 Utf8", "$3 Int64"]);
+    assert_eq!(shape(&known.parameters), ["$1 Int64", "$2 Utf8", "$3 Null"]);
     let known = world.catalog.prepare(&Request::new("SELECT ?, label + ? FROM digits")).await.unwrap();
     assert_eq!(known.parameters.fields().len(), 2);
     assert_eq!(known.schema.fields().len(), 2);
