@@ -109,8 +109,8 @@ impl Bundle {
             let end = source.read(from..size)?;
             let whole = |range: Range<u64>| if range.is_empty() { Ok(Bytes::new()) } else { source.read(range) };
             let opened = End::new(end, from, size).and_then(|end| {
-                let table = end.table(&whole)?;
-                let hot = end.hot(&table, &whole)?;
+                let table = end.table(whole)?;
+                let hot = end.hot(&table, whole)?;
                 Ok((table, hot))
             });
             let (table, hot) = opened.map_err(|e| e.context(&place))?;

@@ -189,7 +189,7 @@ impl Add {
             staging: tag(STAGING).and_then(|s| s.parse().ok()),
             stats: self.stats.clone(),
             // A description that another program spoiled is none: the shard is searched row by row.
-            index: tag(INDEX).and_then(|text| serde_json::from_str(text).ok()).filter(|i| bundle_path(i)),
+            index: tag(INDEX).and_then(|text| serde_json::from_str(text).ok()).filter(bundle_path),
         })
     }
 }

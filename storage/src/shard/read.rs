@@ -114,7 +114,7 @@ async fn read_group(
         return Err(Error::corrupt(format!("{}: row group {row_group} has {found} rows where the log says {expected}", root.place(&path))));
     }
     let rows = match rows {
-        Rows::All => vec![0..found],
+        Rows::All => std::iter::once(0..found).collect(),
         Rows::One(rows) => vec![rows],
         Rows::Some(rows) => rows,
     };
