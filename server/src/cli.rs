@@ -174,7 +174,7 @@ async fn run(cli: Cli) -> Result<(), Failure> {
     let out = Output::new(connection.json);
     match command {
         Command::Demo(args) => Box::pin(demo::run(&connection, args, &out)).await,
-        Command::Serve(args) => serve::run(&connection, args, &out).await,
+        Command::Serve(args) => Box::pin(serve::run(&connection, args, &out)).await,
         Command::Dispatcher(args) => Box::pin(roles::dispatcher(&connection, args, &out)).await,
         Command::Worker(args) => Box::pin(roles::worker(&connection, args, &out)).await,
         Command::Materialize(args) => Box::pin(materialize::run(&connection, args, &out)).await,

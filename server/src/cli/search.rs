@@ -211,7 +211,7 @@ mod tests {
             )
         );
         assert!(query(&detail(), &args(&["label", "_id"], None)).is_ok_and(|q| q.starts_with("SELECT _score, epoch, _id, \"label\" FROM")));
-        let error = query(&detail(), &args(&["labl"], None)).map_or_else(|e| e.to_string(), |q| q);
+        let error = query(&detail(), &args(&["labl"], None)).unwrap_or_else(|e| e.to_string());
         assert!(error.contains("no column `labl`") && error.contains("did you mean `label`?"), "{error}");
     }
 

@@ -82,13 +82,11 @@ fn connection_flags_may_stand_anywhere() {
 
 #[test]
 fn what_comes_later_is_known_by_name() {
-    for command in ["view"] {
-        let cli = parsed(&[command, "--listen", "x", "y"]).unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let Err(Failure::Error(error)) = runtime.block_on(run(cli)) else { panic!("{command} is not refused") };
-        assert_eq!(error.kind, Kind::Unsupported);
-        assert!(error.message.contains(command), "{error}");
-    }
+    let cli = parsed(&["view", "--listen", "x", "y"]).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let Err(Failure::Error(error)) = runtime.block_on(run(cli)) else { panic!("view is not refused") };
+    assert_eq!(error.kind, Kind::Unsupported);
+    assert!(error.message.contains("view"), "{error}");
 }
 
 #[test]

@@ -93,7 +93,7 @@ impl Engine {
             told,
             _busy: busy,
         };
-        let work = self.compute().spawn(run.to_end());
+        let work = self.compute().spawn(run.finish());
         Ok(stream::unfold((answers, Stop(work)), |(mut answers, work)| async move { Some((answers.recv().await?, (answers, work))) })
             .boxed())
     }
@@ -123,7 +123,7 @@ fn now_ms() -> i64 {
 }
 
 impl Run {
-    async fn to_end(self) {
+    async fn finish(self) {
         if let Err(error) = self.build_and_publish().await {
             // Whoever asked may have gone away.
             let _ = self.told.send(Err(error)).await;

@@ -51,6 +51,9 @@ pub(super) struct SearchTable {
     schema: SchemaRef,
 }
 
+/// Rows of a row group with their places in the answer, and the batches that hold them.
+type Placed = (Vec<(u64, usize)>, Vec<RecordBatch>);
+
 impl fmt::Debug for SearchTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "search({}@v{}, '{}', {})", self.version.name, self.version.version, self.query.escape_debug(), self.limit)
@@ -291,7 +294,7 @@ impl SearchTable {
             let batches = read_selected(&self.root, &self.version, shard, row_group, Some(columns), ranges).await?;
             Ok::<_, Error>((rows, batches))
         });
-        let reads: Vec<(Vec<(u64, usize)>, Vec<RecordBatch>)> = reads.buffered(AT_ONCE).try_collect().await?;
+        let reads: Vec<Placed> = reads.buffered(AT_ONCE).try_collect().await?;
         let (mut batches, mut order) = (Vec::new(), vec![(0, 0); hits.len()]);
         for (rows, found) in reads {
             let mut places = rows.into_iter().map(|(_, place)| place);

@@ -9,6 +9,9 @@ use super::build::blocking;
 use super::condition::Condition;
 use super::index::{Frequencies, Scored, ShardIndex};
 
+/// Places of hits, and the keys of their rows.
+type LookedUp = (Vec<usize>, Vec<(i64, Option<i32>)>);
+
 /// Shards that are searched at the same time.
 const AT_ONCE: usize = 8;
 
@@ -70,7 +73,7 @@ async fn keys(shards: &[(usize, Arc<ShardIndex>)], best: Vec<(f32, usize, u32)>)
         let rows: Vec<u32> = hits.iter().filter_map(|i| best.get(*i).map(|(_, _, row)| *row)).collect();
         lookups.push(async move { Ok::<_, Error>((hits, blocking(move || index.keys(&rows)).await?)) });
     }
-    let looked_up: Vec<(Vec<usize>, Vec<(i64, Option<i32>)>)> = stream::iter(lookups).buffered(AT_ONCE).try_collect().await?;
+    let looked_up: Vec<LookedUp> = stream::iter(lookups).buffered(AT_ONCE).try_collect().await?;
     let mut hits: Vec<(usize, Hit)> = Vec::with_capacity(best.len());
     for (places, keys) in looked_up {
         for (i, (id, part)) in places.into_iter().zip(keys) {
