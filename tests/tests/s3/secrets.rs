@@ -74,6 +74,9 @@ fn a_cluster_that_logs_everything_shows_and_stores_no_secret() {
     }
 }
 
+/// What is wrong, the command that meets it, and the environment that makes it so.
+type Case<'a> = (&'a str, &'a [&'a str], &'a [(&'a str, &'a str)]);
+
 #[test]
 fn errors_of_stores_name_no_secret() {
     let store = Store::reliable();
@@ -81,7 +84,7 @@ fn errors_of_stores_name_no_secret() {
     home.write("data/a.csv", "n\n1\n");
     home.write("p.toml", crate::support::csv_pipeline("numbers", "SELECT n FROM input", ""));
     let wrong = SECRET.replace("planted", "wronged");
-    let cases: [(&str, &[&str], &[(&str, &str)]); 5] = [
+    let cases: [Case; 5] = [
         ("other keys", &["materialize", "p.toml"], &[("AWS_SECRET_ACCESS_KEY", &wrong)]),
         ("no such bucket", &["materialize", "p.toml", "--root", "s3://nowhere/root"], &[]),
         ("no endpoint", &["datasets"], &[("AWS_ENDPOINT", "http://127.0.0.1:9")]),
