@@ -129,11 +129,11 @@ async fn functions_that_double_their_arguments_are_capped() {
         sql + &format!(" SELECT count(x) FROM a{levels}")
     };
     for (join, start) in [
-        ("x || x || x || x", "arrow_cast(repeat(name, 800000), 'LargeUtf8')"),
-        ("x || x || x || x", "arrow_cast(repeat(name, 800000)::bytea, 'LargeBinary')"),
-        ("concat(x, x, x, x)", "repeat(name, 800000)"),
-        ("concat_ws(x, x, x, x)", "repeat(name, 800000)"),
-        ("array_concat(x, x, x, x)", "range(label, 200000)"),
+        ("x || x || x || x", "arrow_cast(repeat(name, 1600000), 'LargeUtf8')"),
+        ("x || x || x || x", "arrow_cast(repeat(name, 1600000)::bytea, 'LargeBinary')"),
+        ("concat(x, x, x, x)", "repeat(name, 1600000)"),
+        ("concat_ws(x, x, x, x)", "repeat(name, 1600000)"),
+        ("array_concat(x, x, x, x)", "range(label, 400000)"),
     ] {
         let error = world.error(&doubled(1, start, join).replace(" LIMIT 1", "")).await;
         assert!(error.kind == Kind::ResourceExhausted && error.message.contains("at once"), "{join} of {start}: {error}");
