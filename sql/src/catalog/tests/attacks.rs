@@ -146,7 +146,7 @@ async fn functions_that_double_their_arguments_are_capped() {
     }
     assert_eq!(world.value(&doubled(10, "label", "x + x")).await, "1");
     assert_eq!(world.value("SELECT 'a' || label || NULL FROM digits LIMIT 1").await, "");
-    assert_eq!(world.value("SELECT label || '-' || name FROM digits WHERE _id = 42").await, "2-n2");
+    assert_eq!(world.value("SELECT label || '-' || name FROM digits WHERE _id = 43").await, "3-n43");
     assert_eq!(world.value("SELECT make_array(1, 2) || make_array(3)").await, "[1, 2, 3]");
     let grouped = "SELECT count(*) FROM (SELECT x, 'n' || y AS z FROM (SELECT [label] AS x, name AS y FROM digits) GROUP BY x, z)";
     assert_eq!(world.value(grouped).await, world.value("SELECT count(*) FROM (SELECT DISTINCT label, name FROM digits)").await);
