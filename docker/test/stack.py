@@ -182,7 +182,9 @@ class Stack:
             subprocess.run(["docker", "rm", "-f", "-v", container], capture_output=True, check=False)
         down = [*self._compose, "down", "-v", "--remove-orphans", "-t", "1"]
         subprocess.run(down, capture_output=True, check=False, env=self._environment)
-        subprocess.run(["docker", "rmi", "-f", self.image], capture_output=True, check=False)
+        subprocess.run(
+            ["docker", "rmi", "-f", self.image, self._environment["BASE_IMAGE"]], capture_output=True, check=False
+        )
         left = self.all() + run("docker", "network", "ls", "--filter", f"name={self.project}", "-q").split()
         left += run("docker", "volume", "ls", "--filter", f"name={self.project}", "-q").split()
         say(f"left behind: {left}" if left else "containers, networks, volumes and the image are removed")
