@@ -30,7 +30,6 @@ test: lint unit python-test ## Everything that CI runs
 simulate: linker ## Run SEEDS seeds (10,000) of the simulations of the dispatcher; a failing one says how to run it again
 	FOREBAY_SIM_SEEDS=$(SEEDS) cargo test --release -p forebay-core --lib -- every_promise --nocapture
 
-docker-test: build venv-test ## The compose stack under faults, on Docker Engine without a registry (says so where there is none)
 # Not part of `test`: it takes about five minutes, and needs a Docker Engine to itself.
 docker-test: build venv-test ## The compose stack under faults, on Docker Engine without a registry
 	cargo build --workspace --example s3_endpoint

@@ -48,7 +48,8 @@ _REJOIN_SECONDS = 30.0
 class Loader:
     """Batches of one job. Each iteration is one pass; ``len`` is the batches of a pass; a context manager that closes.
 
-    ``meta`` is what the server says of the batch last yielded: job, pass, epoch, batch, window, rows, digest.
+    ``meta`` is what the server says of the batch last yielded: job, pass, epoch, batch, window, rows, digest. ``finished`` is true when the
+    job's passes are over.
     """
 
     def __init__(
@@ -130,6 +131,8 @@ class Loader:
         self._bases: dict[int, int] = {}
         self._length: int | None = None
         self.meta: dict | None = None
+        # The job's passes are all over for this consumer.
+        self.finished = False
 
     @staticmethod
     def _job_name(world_size: int | None) -> str:
@@ -200,7 +203,7 @@ class Loader:
         self._settings["job"] = state["job"]
         self._member = Member(self._client, self._settings, self._ranked)
         self._restore = {"token": state["token"], "attempt": attempt or self._attempt()}
-        self._lost, self._only_pass, self._bases = False, None, {}
+        self._lost, self._only_pass, self._bases, self.finished = False, None, {}, False
         self._next = state["token"] if self._fixed else None
 
     def _attempt(self) -> str | None:
@@ -253,6 +256,7 @@ class Loader:
             self._restore = None
             if restored["pass"] is None:
                 # The checkpoint lacks nothing.
+                self.finished = True
                 return
         broken = held = None
         try:
@@ -271,6 +275,7 @@ class Loader:
                     if stream.end != "drain":
                         self._lost = False
                         if stream.end == "job":
+                            self.finished = True
                             member.close()
                         return
                     # The worker is leaving: the next endpoint is another's.

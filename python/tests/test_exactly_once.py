@@ -96,11 +96,13 @@ def test_s12_checkpoints_at_the_end_of_an_epoch_and_after_several(client, at):
             every(second)
             every(third)
             assert draw(loader) == [], "nothing is left"
+            assert loader.finished
             return
         rest = draw(loader)
         every(rest if at == "end" else second + rest)
-        assert loader.meta["pass"] == 1
+        assert loader.meta["pass"] == 1 and not loader.finished
         every(draw(loader))
+        assert loader.finished
 
 
 def test_a_private_loader_is_resumed_by_its_state_alone(client):

@@ -74,6 +74,12 @@ impl ControlClient {
                 Outcome::Err(error) => Err(Missed::Refused(error)),
             },
             Err(status) => {
+                if status.code() == tonic::Code::Unimplemented {
+                    return Err(Missed::Refused(
+                        Error::unsupported(format!("the server at {} takes no workers", self.address))
+                            .with_remedy("`forebay serve` works alone: start `forebay dispatcher` on the root instead"),
+                    ));
+                }
                 let error = failed(&self.address, &status);
                 // A server that ended its streams says `Unavailable`, a broken connection has a source: both mean another address.
                 match error.kind {

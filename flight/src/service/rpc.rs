@@ -28,6 +28,7 @@ use crate::ticket::Claim;
 /// Actions and what they do, as `ListActions` says.
 const ACTIONS: &[(&str, &str)] = &[
     ("forebay.materialize", "run a pipeline; answers with progress"),
+    ("forebay.cancel", "end a run; what it staged stays"),
     ("forebay.datasets", "list, show, drop or vacuum datasets"),
     ("forebay.index", "index a text column of a dataset; answers with progress"),
     ("forebay.plan", "the plan of a dataset or job, or the rows of one step"),

@@ -38,7 +38,7 @@ enum DatasetsCommand {
     },
     /// Remove a dataset with all its versions
     Drop { name: String },
-    /// Remove files that no version names
+    /// Remove files that the newest version does not name: older versions can't be read any more
     Vacuum {
         name: String,
         /// Younger files stay
