@@ -102,6 +102,32 @@ fn a_root_has_one_owner_and_embedded_commands_go_through_it() {
     assert_eq!(home.number("SELECT count(*) AS n FROM system.jobs WHERE job = 'through'"), 1);
 }
 
+/// The command that came first owns the root; when its own work is done it stays for those who came through it.
+#[test]
+fn an_embedded_owner_outlasts_its_own_work_while_others_use_it() {
+    let home = thousand_rows();
+    let spawn = |job: &str, epochs: &str| {
+        let mut command = home.command(&["read", "numbers", "--job", job, "--epochs", epochs, "--batch-size", "4"]);
+        command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped()).spawn().unwrap()
+    };
+    let taken = |job: &str| home.number(&format!("SELECT count(*) AS n FROM system.visits WHERE job = '{job}' AND state = 'acknowledged'"));
+    let patience = std::time::Duration::from_secs(60);
+    let first = spawn("first", "8");
+    crate::support::eventually("the first is read", patience, || taken("first") > 0);
+    let mut second = spawn("second", "forever");
+    crate::support::eventually("the second is read", patience, || taken("second") > 0);
+    crate::support::eventually("the first is done", patience, || {
+        home.number("SELECT count(*) AS n FROM system.jobs WHERE job = 'first' AND state = 'finished'") == 1
+    });
+    let so_far = taken("second");
+    crate::support::eventually("the second goes on", patience, || taken("second") > so_far);
+    second.kill().unwrap();
+    second.wait().unwrap();
+    let out = first.wait_with_output().unwrap();
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    assert!(text(&out.stderr).contains("others use this root"), "{}", text(&out.stderr));
+}
+
 #[test]
 fn a_killed_owner_is_replaced_at_once_and_its_job_goes_on_without_repeats() {
     let home = thousand_rows();

@@ -1,6 +1,6 @@
 //! From `--server`, `--root` and their like to a client: of a server, of the root's owner, or of an engine started in this process.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_core::{Error, Kind, Result};
 use forebay_flight::client::Client;
@@ -97,6 +97,28 @@ impl Session {
         Err(Error::new(Kind::Unavailable, format!("the owner of `{url}` keeps changing")).with_remedy("try again"))
     }
 
+    /// Other commands and trainers may have found this process as the root's owner: they go on until they are done, or somebody interrupts.
+    async fn outlast_others(&self) {
+        let Some(engine) = &self.engine else { return };
+        let mut interrupts = Interrupts::listen();
+        let (begun, mut told) = (Instant::now(), false);
+        while engine.is_in_use().await {
+            // What this command itself did may take a moment to end.
+            if !told && begun.elapsed() > Duration::from_secs(1) {
+                use std::io::Write as _;
+                told = true;
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "others use this root through this process, which ends when they are done; Ctrl-C ends it now"
+                );
+            }
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_millis(100)) => {}
+                () = interrupts.next() => return,
+            }
+        }
+    }
+
     /// Stops the engine in this process, if there is one.
     pub(super) async fn finish(self) -> Result<()> {
         match self.engine {
@@ -163,6 +185,9 @@ pub(super) async fn with_interrupt<T>(
         () = interrupted() => return Err(cancelled()),
     };
     let result = Box::pin(body(&session.client)).await;
+    if result.is_ok() {
+        session.outlast_others().await;
+    }
     let finished = Box::pin(session.finish()).await;
     let value = result?;
     finished?;

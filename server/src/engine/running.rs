@@ -65,6 +65,18 @@ impl std::fmt::Debug for RunningEngine {
     }
 }
 
+impl RunningEngine {
+    /// Whether anybody uses the root through this process: a run that goes on, or a stream that is open.
+    pub(crate) async fn is_in_use(&self) -> bool {
+        let Some(owner) = &self.owner else { return false };
+        let used = owner.dispatcher.look(|state, _| {
+            let running = state.datasets.values().filter_map(|dataset| dataset.run.as_ref()).any(|run| run.is_running());
+            running || state.jobs.values().flat_map(|job| job.streams.values()).any(|stream| stream.open)
+        });
+        used.await.unwrap_or(false)
+    }
+}
+
 impl Parts {
     pub(super) async fn start(config: &EngineConfig, root: Root, address: SocketAddr, compute: &Compute) -> Result<Self> {
         let metrics = Metrics::new().map_err(|e| Error::internal(format!("metrics: {e}")))?;
