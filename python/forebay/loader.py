@@ -125,6 +125,7 @@ class Loader:
         self._member = Member(client, self._settings, self._ranked)
         # A stream was given up in the middle of a pass: the next one needs a report.
         self._lost = False
+        self._reading = False
         self._restore: dict | None = None
         # Of a fixed map: where the next step begins, and per pass where step 0 does.
         self._next: dict | None = None
@@ -203,8 +204,11 @@ class Loader:
         self._settings["job"] = state["job"]
         self._member = Member(self._client, self._settings, self._ranked)
         self._restore = {"token": state["token"], "attempt": attempt or self._attempt()}
-        self._lost, self._only_pass, self._bases, self.finished = False, None, {}, False
-        self._next = state["token"] if self._fixed else None
+        self._lost, self._only_pass, self.finished = False, None, False
+        token = state["token"]
+        self._next = token if self._fixed else None
+        # Step 0 of the pass that goes on is where the checkpoint stands.
+        self._bases = {token["pass"]: token["next"]} if self._fixed and isinstance(token, dict) and "next" in token else {}
 
     def _attempt(self) -> str | None:
         # Whoever restores a private job does so alone.
@@ -235,6 +239,13 @@ class Loader:
         if self._stream is not None:
             raise FailedPrecondition("this loader is already being read", "use one loop at a time, or another loader")
         settings = dict(self._settings)
+        if self._only_pass is not None and self._restore is not None:
+            raise FailedPrecondition(
+                "set_epoch after load_state_dict: the checkpoint says which pass goes on", "call set_epoch after that pass"
+            )
+        # Passes of their own that were broken off: nobody goes on with them.
+        for job in [job for job in self._opened if job != self.job]:
+            self._end(job)
         if self._only_pass is not None:
             # A private job of one pass: the same plan identity, so the same batches as that pass of any job.
             settings |= {"job": f"{self.job}-p{self._only_pass}-{uuid.uuid4().hex[:8]}", "epochs": [self._only_pass]}
@@ -243,6 +254,15 @@ class Loader:
         return self._read(settings)
 
     def _read(self, settings: dict) -> Iterator:
+        if self._reading:
+            raise FailedPrecondition("this loader is already being read", "use one loop at a time, or another loader")
+        self._reading = True
+        try:
+            yield from self._pass(settings)
+        finally:
+            self._reading = False
+
+    def _pass(self, settings: dict) -> Iterator:
         if self._member.job != settings["job"]:
             self._member.close()
             self._member = Member(self._client, settings, self._ranked)
@@ -301,7 +321,7 @@ class Loader:
                         stream.close()
                 settings.pop("restart", None)
         finally:
-            if settings["job"] != self.job:
+            if settings["job"] != self.job and not self._lost:
                 member.close()
                 self._end(settings["job"])
 
@@ -333,7 +353,8 @@ class Loader:
         if stream is not None:
             stream.close()
         self._member.leave()
-        self._end(self.job)
+        for job in list(self._opened):
+            self._end(job)
 
     def __enter__(self) -> Self:
         return self
@@ -431,6 +452,9 @@ class _Stream:
     def batches(self, timeout: float | None) -> Iterator:
         """(meta, batch) until the pass ends. Asking for the next takes the one before."""
         while True:
+            if self._closed:
+                # What was prefetched may be another's by now.
+                raise FailedPrecondition("the loader was closed in the middle of a pass", "make another one to go on")
             self.take()
             if len(self._unsaid) >= self._most or time.monotonic() - self._said_at >= _ACK_SECONDS:
                 self.tell()

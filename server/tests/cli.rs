@@ -89,7 +89,7 @@ fn a_wrong_pipeline_is_refused_whole_before_anything_is_made() {
 fn what_this_version_lacks_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let said = fails(folder.path(), 2, &["read", "digits", "--visitation", "exactly_once", "--root", "root"]);
-    assert!(said.contains("--visitation") && said.contains("not supported by this version"), "{said}");
+    assert!(said.contains("--visitation") && said.contains("relative to checkpoints"), "{said}");
     assert!(fails(folder.path(), 2, &["view", "list"]).contains("view"));
     assert!(!folder.path().join("root").exists());
 }

@@ -10,6 +10,7 @@ use super::volatile::{Life, Now, Volatile, Worker};
 use super::{decide_commits, decide_jobs, decide_materialize, decide_visits, reconcile};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{ConsumerName, DatasetName, Fence, JobName, Session, WorkerName};
+use crate::job::Visitation;
 
 /// Decides what `event` means.
 ///
@@ -94,7 +95,9 @@ impl Deciding<'_> {
     /// Whether the event may be of the process that takes part under this name now.
     pub(super) fn is_session_of(&self, job: &Job, consumer: &ConsumerName) -> bool {
         let of = job.consumers.get(consumer).and_then(|c| c.session);
-        of.is_none() || self.session.is_none() || of == self.session
+        // Where rows must not be trained on twice, a call that does not say whose it is may be an older process's.
+        let may_be_silent = job.settings.visitation != Visitation::ExactlyOnce;
+        of.is_none() || (may_be_silent && self.session.is_none()) || of == self.session
     }
 
     pub(super) fn act(&mut self, action: Action) {

@@ -3,20 +3,20 @@
 use super::commit_state::{CommitRecord, CommittedPass, Restored, Token};
 use super::decide::Deciding;
 use super::decide_equal;
-use super::decide_jobs::{check_member, find, join, over};
+use super::decide_jobs::{self, check_member, find, join, over};
 use super::decide_visits::acknowledgeable;
 use super::entry::{Change, JobEnd};
-use super::event::{Reply, Taken};
+use super::event::{OpenedJob, Reply, Taken};
 use super::job_state::{Consumer, Job, JobPhase};
 use super::map::Map;
-use super::pass_state::Pass;
+use super::pass_state::{Pass, PassShape};
 use super::ranges::Ranges;
 use super::reconcile;
 use super::spans::{Mark, VisitState};
 use super::state::StreamId;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{BatchId, ConsumerName, Incarnation, JobName, PassId};
-use crate::job::{ConsumerSettings, JobSettings};
+use crate::job::{ConsumerSettings, End, JobSettings, Steps};
 
 pub(super) fn report(
     d: &mut Deciding<'_>,
@@ -233,8 +233,7 @@ pub(super) fn restore(
 ) -> Result<()> {
     let name = settings.job.clone();
     let job = find(d, &name)?;
-    // Part of the plan: it stays what it was, also where it was the world size.
-    let settings = JobSettings { round_size: job.settings.round_size.filter(|_| settings.bucket_by.is_some()), ..settings };
+    let settings = decide_jobs::with_rounds_of(job, settings);
     if joins(d, job, consumer, token, attempt.as_deref()) {
         let difference = job.settings.difference(&settings);
         if !difference.is_empty() {
@@ -246,6 +245,13 @@ pub(super) fn restore(
         }
         return join(d, job, consumer);
     }
+    if let Some(restored) = job.restored.as_ref().filter(|r| r.token == token && r.attempt == attempt)
+        && job.pass_at(restored.place).is_none()
+    {
+        // Nothing was left to do, and the others may have left already.
+        d.reply(Reply::Job(OpenedJob { job: name, incarnation: job.incarnation, pass: None }));
+        return Ok(());
+    }
     if attempt.as_ref().is_some_and(|a| job.attempts.contains(a)) {
         // A call that was on its way for long, or a trainer that nobody waits for: the others have gone on, perhaps to another checkpoint.
         return Err(Error::failed_precondition(format!("job `{name}` was restored since, or restored and ended"))
@@ -253,6 +259,9 @@ pub(super) fn restore(
     }
     let (place, pass) = resolve(job, token)?;
     check_settings(job, &settings, pass.as_ref())?;
+    let incarnation = Incarnation(job.incarnation.0 + 1);
+    let fresh = Job::new(settings.clone(), job.epochs.clone(), incarnation, d.now.wall_ms);
+    check_place(&fresh, place, pass.as_ref())?;
     if !matches!(job.phase, JobPhase::Ended { .. }) {
         // The older consumers are fenced by this.
         d.push(Change::JobEnded { job: name.clone(), end: JobEnd::Restored });
@@ -263,9 +272,7 @@ pub(super) fn restore(
         d.reply(Reply::Again);
         return Ok(());
     }
-    let incarnation = Incarnation(job.incarnation.0 + 1);
     let restored = Restored { token, attempt, place, pass, joined: Default::default() };
-    let fresh = Job::new(settings.clone(), job.epochs.clone(), incarnation, d.now.wall_ms);
     let fresh = Job { started: place, ended: place, ..fresh };
     d.volatile.forget_job(&name);
     d.push(Change::JobCreated {
@@ -275,6 +282,25 @@ pub(super) fn restore(
         restored: Some(Box::new(restored)),
     });
     join(d, &fresh, consumer)
+}
+
+/// The passes of the job that goes on are those of the checkpoint, as far as it came.
+fn check_place(fresh: &Job, place: u32, pass: Option<&CommittedPass>) -> Result<()> {
+    let Some(done) = pass.filter(|done| fresh.pass_at(place) != Some(done.pass)) else { return Ok(()) };
+    let name = &fresh.settings.job;
+    Err(Error::bad_input(format!("epochs: the checkpoint of job `{name}` is in pass {}, its number {place}", done.pass))
+        .with_remedy("give the epochs of the job that made it; more may follow"))
+}
+
+/// Whether the ranks of a fixed map were through with a pass when they stood before batch `next`: what it still had was dropped, and said so.
+fn was_over(job: &Job, pass: PassId, shape: &PassShape, next: u64) -> bool {
+    let JobSettings { batch_size, steps, end, world_size, .. } = *job.settings.as_ref();
+    let batches = if end == End::Drop { shape.rows / batch_size.max(1) } else { shape.rows.div_ceil(batch_size.max(1)) };
+    let restored = job.restored.as_ref().and_then(|r| r.pass.as_ref()).filter(|done| done.pass == pass);
+    let base = restored.and_then(|done| done.taken.end_of(0)).unwrap_or(0);
+    let world = u64::from(world_size.unwrap_or(1).max(1));
+    let whole = base + batches.saturating_sub(base) / world * world;
+    next >= if steps == Steps::Equal && end == End::Drop { whole } else { batches }
 }
 
 /// Whether a consumer that restores joins the incarnation that another one opened for the same restore.
@@ -290,6 +316,10 @@ fn joins(d: &Deciding<'_>, job: &Job, consumer: &ConsumerSettings, token: Token,
     // Without a common name for the attempt: whoever took part already comes back for another one.
     if restored.joined.contains(&consumer.consumer) {
         return job.consumers.get(&consumer.consumer).is_some_and(repeats);
+    }
+    // What was committed since is not in the checkpoint: whoever comes with that one now has lost it, and goes back behind it.
+    if job.commits.values().any(|record| record.incarnation == job.incarnation) {
+        return false;
     }
     job.settings.world_size.is_none_or(|world| (restored.joined.len() as u64) < u64::from(world))
 }
@@ -317,6 +347,10 @@ fn resolve(job: &Job, token: Token) -> Result<(u32, Option<CommittedPass>)> {
                 return Err(Error::bad_input(format!("job `{name}` has no pass {pass}")));
             };
             let shape = job.passes.get(&pass).map(|p| p.shape.clone()).or_else(|| job.shapes.get(&pass).cloned());
+            // Over for everybody, and not only for those who come when that was noticed.
+            if shape.as_ref().is_some_and(|shape| was_over(job, pass, shape, next)) {
+                return Ok((place + 1, None));
+            }
             Ok((place, Some(CommittedPass { pass, shape, taken: Ranges::up_to(next) })))
         }
     }

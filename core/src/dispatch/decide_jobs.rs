@@ -38,6 +38,7 @@ pub(super) fn open_job(
         Some(job) if job.is_over() && !consumer.restart => Err(over(job)),
         Some(job) if job.is_over() => restart(d, job, settings, consumer, stored),
         Some(job) => {
+            let settings = if job.restored.is_some() { with_rounds_of(job, settings) } else { settings };
             let difference = job.settings.difference(&settings);
             if !difference.is_empty() {
                 return Err(Error::new(Kind::AlreadyExists, format!("job `{name}` has other settings: {}", difference.join(", ")))
@@ -50,6 +51,11 @@ pub(super) fn open_job(
             create(d, settings, Incarnation(0), epochs, consumer)
         }
     }
+}
+
+/// Rounds are part of the plan: after a restore they stay what they were, also where that was the world size.
+pub(super) fn with_rounds_of(job: &Job, settings: JobSettings) -> JobSettings {
+    JobSettings { round_size: job.settings.round_size.filter(|_| settings.bucket_by.is_some()), ..settings }
 }
 
 pub(super) fn over(job: &Job) -> Error {
