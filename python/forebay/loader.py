@@ -39,6 +39,8 @@ FORMATS = ("numpy", "torch", "jax", "tf", "arrow")
 _CLOSE_SECONDS = 10.0
 # Acknowledgements wait this long for each other, or until they hold half of the credits back: each message costs as much as a small batch.
 _ACK_SECONDS = 0.01
+# Behind every batch of a pass.
+_PASS_END = (1 << 53) - 1
 # How long a loader waits for its rank while another consumer has it.
 _RANK_SECONDS = 60.0
 # How long a loader whose streams break tries to join again without getting a batch.
@@ -208,7 +210,9 @@ class Loader:
         token = state["token"]
         self._next = token if self._fixed else None
         # Step 0 of the pass that goes on is where the checkpoint stands.
-        self._bases = {token["pass"]: token["next"]} if self._fixed and isinstance(token, dict) and "next" in token else {}
+        self._bases = (
+            {token["pass"]: token["next"]} if self._fixed and isinstance(token, dict) and "next" in token else {}
+        )
 
     def _attempt(self) -> str | None:
         # Whoever restores a private job does so alone.
@@ -241,7 +245,8 @@ class Loader:
         settings = dict(self._settings)
         if self._only_pass is not None and self._restore is not None:
             raise FailedPrecondition(
-                "set_epoch after load_state_dict: the checkpoint says which pass goes on", "call set_epoch after that pass"
+                "set_epoch after load_state_dict: the checkpoint says which pass goes on",
+                "call set_epoch after that pass",
             )
         # Passes of their own that were broken off: nobody goes on with them.
         for job in [job for job in self._opened if job != self.job]:
@@ -289,11 +294,15 @@ class Loader:
                     stream = self._stream = _Stream(
                         self._client, settings, self._prefetch, self._convert, member, self._taken
                     )
+                    begun = member.place["pass"]
                     for meta, batch in stream.batches(self._timeout):
                         self.meta, broken = meta, None
                         yield batch
                     if stream.end != "drain":
                         self._lost = False
+                        if self._fixed and begun is not None:
+                            # The same for all ranks, however many steps each of them had.
+                            self._next = {"pass": begun, "next": _PASS_END}
                         if stream.end == "job":
                             self.finished = True
                             member.close()

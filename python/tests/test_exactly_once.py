@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -362,3 +363,95 @@ def test_a_trainer_that_slept_too_long_yields_nothing_that_went_to_another(folde
         assert asleep.wait() != 0, "it is told that it is fenced"
         # Whatever it had printed into the pipe before it was stopped.
         assert len(late) <= 2, (before, late)
+
+
+def test_an_older_checkpoint_is_not_joined_to_what_was_committed_since(client):
+    """The trainer that went on from it died after another commit, which nobody saved."""
+    settings = {"job": "unsaved", "batch_size": BATCH, "epochs": 1, "visitation": "exactly_once"}
+    with client.loader("points", timeout=60, **settings) as first:
+        kept = draw(first, 5)
+        saved = first.state_dict()
+    dead = trainer(client.address, "unsaved", saved, 6)
+    for _ in range(6):
+        said(dead)
+    assert "state" in said(dead)
+    os.kill(dead.pid, signal.SIGKILL)
+    dead.wait()
+    with client.loader("points", timeout=60, **settings) as third:
+        third.load_state_dict(saved)
+        every(kept + draw(third))
+
+
+@pytest.mark.parametrize("end", ["pad", "drop", "short"])
+@pytest.mark.parametrize("assignment", ["static", "rounds"])
+def test_ranks_agree_on_the_pass_after_a_state_from_a_passs_end(client, assignment, end):
+    steps = "any" if end == "short" else "equal"
+    settings = {"assignment": assignment, "end": end, "steps": steps, "epochs": 2}
+    _, states = together(client, 2, f"end-{assignment}-{end}", None, **settings)
+    assert states[0] == states[1]
+    again, later = together(client, 3, f"end-{assignment}-{end}", None, states[0], **settings)
+    assert all(rank for rank in again), "the next pass, for every rank"
+    assert later[0] == later[1] == later[2] and later[0]["token"]["pass"] == 1
+
+
+def test_padding_does_not_move_the_place_of_a_rank(client):
+    settings = {"assignment": "static", "end": "pad", "steps": "equal"}
+    _, states = together(client, 3, "padded", 11, **settings)
+    assert states[0]["token"] == {"pass": 0, "next": 33}
+    # Batch 33 and three repetitions.
+    _, states = together(client, 4, "padded", 1, states[0], **settings)
+    assert [state["token"] for state in states] == [{"pass": 0, "next": 37}] * 4
+
+
+def test_rounds_of_lengths_go_on_at_another_world_size(client):
+    settings = {"assignment": "rounds", "end": "short", "steps": "any", "bucket_by": "label"}
+    got, states = together(client, 2, "lengths", 3, **settings)
+    rest, _ = together(client, 1, "lengths", None, states[0], **settings)
+    every([batch for rank in got + rest for batch in rank])
+
+
+def test_other_epochs_than_the_checkpoints_are_refused(client):
+    with exact(client, "order", epochs=[1, 0]) as loader:
+        draw(loader, 5)
+        state = loader.state_dict()
+    with exact(client, "order", epochs=[0, 1]) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(forebay.BadInput, match="epochs"):
+            next(iter(loader))
+
+
+def test_a_loader_is_read_once_at_a_time_and_not_after_it_was_closed(client):
+    loader = exact(client, "once", prefetch_batches=8)
+    one, other = iter(loader), iter(loader)
+    next(one)
+    with pytest.raises(forebay.FailedPrecondition, match="already being read"):
+        next(other)
+    time.sleep(0.5)
+    loader.close()
+    with pytest.raises(forebay.FailedPrecondition, match="closed"):
+        next(one)
+
+
+def test_a_call_without_a_session_does_not_speak_for_a_trainer(client):
+    with exact(client, "foreign") as loader:
+        batches = iter(loader)
+        next(batches)
+        about = {"job": "foreign", "consumer": loader._settings["consumer"]}
+        for action, body in (("ack", {}), ("report", {"number": 9}), ("commit", {"call": 1})):
+            with pytest.raises(forebay.FailedPrecondition, match="another process"):
+                client.action(f"forebay.job.{action}", about | body)
+        every([0, *(loader.meta["batch"] for _ in batches)])
+
+
+def test_a_pass_that_set_epoch_chose_can_be_gone_on_with(client):
+    with exact(client, epochs=None) as loader:
+        loader.set_epoch(1)
+        kept = draw(loader, 5)
+        state = loader.state_dict()
+    with exact(client, epochs=[1]) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(forebay.FailedPrecondition, match="set_epoch after"):
+            loader.set_epoch(0)
+            next(iter(loader))
+        loader._only_pass = None
+        every(kept + draw(loader))

@@ -66,12 +66,12 @@ impl std::fmt::Debug for RunningEngine {
 }
 
 impl RunningEngine {
-    /// Whether anybody uses the root through this process: a run that goes on, or a stream that is open.
+    /// Whether anybody uses the root through this process: a run that goes on, or a consumer, who may be between two passes.
     pub(crate) async fn is_in_use(&self) -> bool {
         let Some(owner) = &self.owner else { return false };
         let used = owner.dispatcher.look(|state, _| {
             let running = state.datasets.values().filter_map(|dataset| dataset.run.as_ref()).any(|run| run.is_running());
-            running || state.jobs.values().flat_map(|job| job.streams.values()).any(|stream| stream.open)
+            running || state.jobs.values().any(|job| !job.consumers.is_empty())
         });
         used.await.unwrap_or(false)
     }
