@@ -2,13 +2,9 @@
 //!
 //! The framing is written by hand so that a body of megabytes is handed to HTTP/2 as it stands: prost would copy it into its own buffer first.
 
-use arrow::buffer::Buffer;
 use arrow_flight::{FlightData, FlightDescriptor};
 use bytes::{BufMut, Bytes, BytesMut};
 use forebay_core::{Error, Kind, Result};
-use std::fmt;
-
-use crate::encode::Pool;
 
 /// Protobuf ends at 2 GiB, whatever the limits of either side.
 pub const MAX_MESSAGE: usize = i32::MAX as usize;
@@ -22,68 +18,13 @@ const METADATA_TAG: u64 = 3 << 3 | 2;
 const BODY_TAG: u64 = 1000 << 3 | 2;
 
 /// A message of a stream: IPC header (a flatbuffer), `app_metadata`, IPC body.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Message {
     pub header: Bytes,
     pub app_metadata: Bytes,
     pub body: Bytes,
-    /// What follows the body's first part.
-    pub more: Vec<Part>,
-}
-
-/// A part of a body.
-#[derive(Debug, Clone)]
-pub enum Part {
-    Ready(Bytes),
-    Later(Gather),
-}
-
-/// Values that are copied together when the transport asks for them: then they are still in the processor's cache when they are sent, and so is
-/// the memory that they are copied to.
-#[derive(Clone)]
-pub struct Gather {
-    values: Vec<Buffer>,
-    len: usize,
-    pool: Pool,
-}
-
-impl fmt::Debug for Gather {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gather").field("values", &self.values.len()).field("len", &self.len).finish()
-    }
-}
-
-impl Gather {
-    pub(crate) fn new(values: Vec<Buffer>, pool: Pool) -> Self {
-        let len = values.iter().map(Buffer::len).sum();
-        Self { values, len, pool }
-    }
-
-    fn copy(&self) -> Bytes {
-        let mut bytes = self.pool.take(self.len);
-        self.values.iter().for_each(|value| bytes.extend_from_slice(value));
-        self.pool.freeze(bytes)
-    }
-}
-
-impl Part {
-    pub fn len(&self) -> usize {
-        match self {
-            Self::Ready(bytes) => bytes.len(),
-            Self::Later(gather) => gather.len,
-        }
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    pub fn into_bytes(self) -> Bytes {
-        match self {
-            Self::Ready(bytes) => bytes,
-            Self::Later(gather) => gather.copy(),
-        }
-    }
+    /// What follows the body's first part: rows that are large enough to be sent from where they lie.
+    pub more: Vec<Bytes>,
 }
 
 impl Message {
@@ -99,7 +40,7 @@ impl Message {
 
     /// Bytes of the whole body.
     pub fn body_len(&self) -> usize {
-        self.body.len() + self.more.iter().map(Part::len).sum::<usize>()
+        self.body.len() + self.more.iter().map(Bytes::len).sum::<usize>()
     }
 
     /// The whole body in one piece; copies where it is in several.
@@ -109,7 +50,7 @@ impl Message {
         }
         let mut whole = BytesMut::with_capacity(self.body_len());
         whole.put_slice(&self.body);
-        self.more.iter().for_each(|part| whole.put_slice(&part.clone().into_bytes()));
+        self.more.iter().for_each(|part| whole.put_slice(part));
         whole.freeze()
     }
 

@@ -2,8 +2,6 @@
 
 use arrow::ipc::{Buffer, FieldNode};
 use bytes::Bytes;
-
-use crate::message::{Gather, Part};
 use std::sync::Arc;
 use std::sync::Mutex;
 
@@ -12,10 +10,10 @@ const ALIGN: usize = 64;
 
 /// Used buffers kept for the next messages of the same stream. Fresh memory of megabytes costs more in page faults than the gather itself.
 #[derive(Debug, Default, Clone)]
-pub struct Pool(Arc<Mutex<Vec<Vec<u8>>>>);
+pub(crate) struct Pool(Arc<Mutex<Vec<Vec<u8>>>>);
 
 /// As many as are on their way at once; more would only sit idle.
-const KEPT: usize = 8;
+const KEPT: usize = 4;
 /// Larger buffers are rare and are given back.
 const KEPT_BYTES: usize = super::WHOLE + (1 << 20);
 
@@ -69,12 +67,6 @@ impl Pool {
 /// cheaper to copy.
 pub(crate) const SHARED: usize = 32 << 10;
 
-/// Buffers of at least this many bytes, of rows of at least [`LATER_ROW`] bytes, are copied when the transport asks for them.
-pub(crate) const LATER: usize = 512 << 10;
-pub(crate) const LATER_ROW: usize = 1 << 10;
-/// As much is copied at a time: source, copy and what the kernel makes of it fit into a core's cache.
-const AT_A_TIME: usize = 128 << 10;
-
 /// A piece of a window's buffer.
 struct Piece(arrow::buffer::Buffer);
 
@@ -88,19 +80,17 @@ impl AsRef<[u8]> for Piece {
 #[derive(Debug)]
 pub(crate) struct Body {
     /// Finished parts and their length.
-    parts: Vec<Part>,
+    parts: Vec<Bytes>,
     before: usize,
     /// The part at the end.
     bytes: Vec<u8>,
-    pool: Pool,
     pub(crate) nodes: Vec<FieldNode>,
     pub(crate) buffers: Vec<Buffer>,
 }
 
 impl Body {
-    /// With room for `room` bytes of what is copied at once.
-    pub(crate) fn new(room: usize, pool: &Pool) -> Self {
-        Self { parts: Vec::new(), before: 0, bytes: pool.take(room), pool: pool.clone(), nodes: Vec::new(), buffers: Vec::new() }
+    pub(crate) fn new(bytes: Vec<u8>) -> Self {
+        Self { parts: Vec::new(), before: 0, bytes, nodes: Vec::new(), buffers: Vec::new() }
     }
 
     pub(crate) fn node(&mut self, rows: usize, nulls: usize) {
@@ -115,39 +105,18 @@ impl Body {
         result
     }
 
-    /// Appends one buffer of pieces, offset and length within each, then padding. Large ones stay where they are, others are copied later.
-    pub(crate) fn pieces<'a>(&mut self, pieces: impl Iterator<Item = (&'a arrow::buffer::Buffer, usize, usize)>) {
+    /// Appends one buffer of pieces that stay where they are: offset and length within each, then padding.
+    pub(crate) fn shared<'a>(&mut self, pieces: impl Iterator<Item = (&'a arrow::buffer::Buffer, usize, usize)>) {
         let start = self.len();
-        self.cut();
-        let (mut values, mut bytes) = (Vec::new(), 0);
-        for (buffer, from, len) in pieces {
-            self.before += len;
-            let piece = buffer.slice_with_length(from, len);
-            let large = len >= SHARED;
-            if !large {
-                values.push(piece.clone());
-                bytes += len;
-            }
-            if bytes >= AT_A_TIME || (large && bytes > 0) {
-                self.parts.push(Part::Later(Gather::new(std::mem::take(&mut values), self.pool.clone())));
-                bytes = 0;
-            }
-            if large {
-                self.parts.push(Part::Ready(Bytes::from_owner(Piece(piece))));
-            }
-        }
-        if bytes > 0 {
-            self.parts.push(Part::Later(Gather::new(values, self.pool.clone())));
-        }
-        self.close(start);
-    }
-
-    /// What comes next is a part of its own.
-    fn cut(&mut self) {
         if !self.bytes.is_empty() {
             self.before += self.bytes.len();
-            self.parts.push(Part::Ready(self.pool.freeze(std::mem::take(&mut self.bytes))));
+            self.parts.push(std::mem::take(&mut self.bytes).into());
         }
+        for (buffer, from, len) in pieces {
+            self.before += len;
+            self.parts.push(Bytes::from_owner(Piece(buffer.slice_with_length(from, len))));
+        }
+        self.close(start);
     }
 
     fn close(&mut self, start: usize) {
@@ -162,11 +131,15 @@ impl Body {
     }
 
     /// The body's first part, and what follows it.
-    pub(crate) fn into_parts(mut self) -> (Bytes, Vec<Part>) {
-        self.cut();
-        match self.parts.first() {
-            Some(Part::Ready(_)) => (self.parts.remove(0).into_bytes(), self.parts),
-            _ => (Bytes::new(), self.parts),
+    pub(crate) fn into_parts(mut self, pool: &Pool) -> (Bytes, Vec<Bytes>) {
+        let last = pool.freeze(self.bytes);
+        if self.parts.is_empty() {
+            return (last, Vec::new());
         }
+        let first = self.parts.remove(0);
+        if !last.is_empty() {
+            self.parts.push(last);
+        }
+        (first, self.parts)
     }
 }

@@ -5,7 +5,7 @@ use arrow::datatypes::DataType;
 use forebay_core::{Error, Kind, Result};
 
 use super::Run;
-use super::body::{Body, LATER, LATER_ROW, SHARED};
+use super::body::{Body, SHARED};
 
 /// Adds a run, joined to the one before where they meet.
 pub(crate) fn push_run(runs: &mut Vec<Run>, run: Run) {
@@ -70,7 +70,11 @@ pub(crate) fn column(chunks: &[&ArrayData], runs: &[Run], rows: usize, out: &mut
         DataType::LargeList(_) => list::<i64>(chunks, runs, rows, out),
         DataType::FixedSizeList(_, size) => {
             let size = usize::try_from(*size).unwrap_or(0);
-            let inner = elements(chunks, runs, size);
+            let mut inner = Vec::with_capacity(runs.len());
+            for run in runs {
+                let start = (chunks[run.chunk].offset() + run.start) * size;
+                push_run(&mut inner, Run { chunk: run.chunk, start, len: run.len * size });
+            }
             column(&children(chunks, 0), &inner, rows * size, out)
         }
         DataType::Struct(fields) => {
@@ -78,53 +82,20 @@ pub(crate) fn column(chunks: &[&ArrayData], runs: &[Run], rows: usize, out: &mut
             (0..fields.len()).try_for_each(|child| column(&children(chunks, child), &inner, rows, out))
         }
         other => match width(other) {
-            Some(width) => {
-                let pieces = runs.iter().map(|run| {
+            Some(width) if !runs.is_empty() && runs.iter().all(|run| run.len * width >= SHARED) => {
+                out.shared(runs.iter().map(|run| {
                     let chunk = chunks[run.chunk];
                     (&chunk.buffers()[0], (chunk.offset() + run.start) * width, run.len * width)
-                });
-                if in_pieces(runs, width) {
-                    out.pieces(pieces);
-                } else {
-                    out.buffer(|bytes| fixed(chunks, runs, rows, width, bytes));
-                }
+                }));
+                Ok(())
+            }
+            Some(width) => {
+                out.buffer(|bytes| fixed(chunks, runs, rows, width, bytes));
                 Ok(())
             }
             None => Err(Error::internal(format!("gathering {other}"))),
         },
     }
-}
-
-/// Whether values of one width are worth being sent as pieces: from where they lie, or copied when the transport asks for them.
-fn in_pieces(runs: &[Run], width: usize) -> bool {
-    let bytes: usize = runs.iter().map(|run| run.len * width).sum();
-    let large = !runs.is_empty() && runs.iter().all(|run| run.len * width >= SHARED);
-    large || (bytes >= LATER && bytes >= runs.len() * LATER_ROW)
-}
-
-/// Bytes of a column that need no room now: of values that are shared, or copied later.
-pub(crate) fn set_aside(chunks: &[&ArrayData], runs: &[Run]) -> usize {
-    match chunks.first().map(|c| c.data_type()) {
-        Some(DataType::FixedSizeList(_, size)) => {
-            let inner = elements(chunks, runs, usize::try_from(*size).unwrap_or(0));
-            set_aside(&children(chunks, 0), &inner)
-        }
-        Some(other) => match width(other).filter(|width| in_pieces(runs, *width)) {
-            Some(width) => runs.iter().map(|run| run.len * width).sum(),
-            None => 0,
-        },
-        None => 0,
-    }
-}
-
-/// The elements of rows of lists of one size.
-fn elements(chunks: &[&ArrayData], runs: &[Run], size: usize) -> Vec<Run> {
-    let mut inner = Vec::with_capacity(runs.len());
-    for run in runs {
-        let start = (chunks[run.chunk].offset() + run.start) * size;
-        push_run(&mut inner, Run { chunk: run.chunk, start, len: run.len * size });
-    }
-    inner
 }
 
 fn children<'a>(chunks: &[&'a ArrayData], child: usize) -> Vec<&'a ArrayData> {

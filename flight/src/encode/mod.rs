@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use crate::api::BatchMeta;
 use crate::message::{MAX_MESSAGE, Message, too_large};
-pub use body::Pool;
+use body::Pool;
 pub use wire::{to_wire, wire_schema};
 
 /// Body bytes that a message aims at: far larger ones were measured slower in clients, smaller ones cost calls.
@@ -192,15 +192,16 @@ impl Encoder {
             // Before it is gathered: columns that share their values are copied into one body.
             return Err(too_large(bytes));
         }
-        let aside: usize = prepared.columns.iter().map(|column| gather::set_aside(&column.iter().collect::<Vec<_>>(), runs)).sum();
-        let room = bytes.saturating_sub(aside);
-        let mut out = body::Body::new(room + 128 * prepared.columns.len() + 64, &self.pool);
+        // What is shared needs no room; it is nearly everything where it is anything.
+        let room =
+            if runs.iter().all(|run| measure::row_bytes(prepared, *run) >= 2 * body::SHARED) { bytes.min(body::SHARED) } else { bytes };
+        let mut out = body::Body::new(self.pool.take(room + 128 * prepared.columns.len() + 64));
         for (column, field) in prepared.columns.iter().zip(self.schema.fields()) {
             let chunks: Vec<&ArrayData> = column.iter().collect();
             gather::column(&chunks, runs, rows, &mut out).map_err(|e| e.context(format_args!("column `{}`", field.name())))?;
         }
         let header = header::record_batch(rows, &out);
-        let (body, more) = out.into_parts();
+        let (body, more) = out.into_parts(&self.pool);
         Ok(Message { header, app_metadata: Bytes::new(), body, more })
     }
 

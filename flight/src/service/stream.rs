@@ -17,7 +17,7 @@ use tonic::body::Body;
 
 use super::Shared;
 use super::stats::OpenStream;
-use crate::message::{Message, Part};
+use crate::message::Message;
 use crate::status::to_status;
 
 /// Messages between producer and transport.
@@ -104,7 +104,7 @@ where
 struct MessageBody {
     queue: mpsc::Receiver<Item>,
     /// What is left of the IPC body of the message whose prefix went out last.
-    body: std::vec::IntoIter<Part>,
+    body: std::vec::IntoIter<Bytes>,
     first: Option<Bytes>,
     done: bool,
     open: OpenStream,
@@ -127,7 +127,7 @@ impl http_body::Body for MessageBody {
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        if let Some(part) = self.first.take().or_else(|| self.body.next().map(Part::into_bytes)) {
+        if let Some(part) = self.first.take().or_else(|| self.body.next()) {
             return Poll::Ready(Some(Ok(Frame::data(part))));
         }
         if self.done {
