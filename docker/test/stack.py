@@ -108,7 +108,7 @@ class Stack:
 
     def start_trainer(self, name: str, passes: int, pause: float) -> None:
         values = {"CONSUMER": name, "PASSES": str(passes), "PAUSE": str(pause)}
-        mounts = {self.work / "trainers": "/work"}
+        mounts = {self.work / "trainers": "/told"}
         self.trainers.append(self._start(name, "python3", "/test/trainer.py", mounts=mounts, **values))
 
     def forebay(self, *arguments: str) -> str:

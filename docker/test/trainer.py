@@ -1,6 +1,6 @@
 """A trainer in a container: takes every batch that it gets, slowly, and says which and with which rows. Its own account of what it was given.
 
-Environment: CONSUMER, PASSES, PAUSE (seconds a batch); it hurries as soon as /work/hurry exists.
+Environment: CONSUMER, PASSES, PAUSE (seconds a batch); it hurries as soon as /told/hurry exists.
 """
 
 import json
@@ -11,11 +11,11 @@ import time
 
 import forebay
 
-HURRY = pathlib.Path("/work/hurry")
+HURRY = pathlib.Path("/told/hurry")
 
 
 def main() -> None:
-    out = open(f"/work/{os.environ['CONSUMER']}.jsonl", "w", buffering=1)  # noqa: SIM115 - open to the end
+    out = open(f"/told/{os.environ['CONSUMER']}.jsonl", "w", buffering=1)  # noqa: SIM115 - open to the end
     pause = float(os.environ["PAUSE"])
     with forebay.connect() as client:
         loader = client.loader(
