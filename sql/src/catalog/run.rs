@@ -21,7 +21,7 @@ use super::QueryStream;
 use super::limits::QueryLimits;
 use super::output::plain;
 use super::request::Request;
-use crate::functions::capped::begin_planning;
+use crate::functions::capped::{begin_planning, end_planning};
 use crate::guard::{on_big_stack, to_error};
 
 /// Evaluating an expression recurses once per operator; the limit on operators was chosen with this.
@@ -89,7 +89,9 @@ impl Runner {
             on_big_stack(move || {
                 let _turn = turn;
                 begin_planning();
-                work()
+                let planned = work();
+                end_planning()?;
+                planned
             })
             .await
         };

@@ -35,11 +35,24 @@ const STEPS: f64 = 1e10;
 thread_local! {
     /// What constants may still become while this thread plans; none on other threads.
     static LEFT: Cell<Option<f64>> = const { Cell::new(None) };
+    /// Whether they wanted to become more. The optimizer passes over errors of constants and leaves them to the execution, which has no such limit.
+    static EXCEEDED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Planning on this thread begins.
 pub(crate) fn begin_planning() {
     LEFT.set(Some(CONSTANTS));
+    EXCEEDED.set(false);
+}
+
+/// Planning on this thread is over; says whether its constants wanted more than they may.
+pub(crate) fn end_planning() -> forebay_core::Result<()> {
+    LEFT.set(None);
+    if !EXCEEDED.replace(false) {
+        return Ok(());
+    }
+    let text = format!("the query makes over {:.0} MiB out of constants", CONSTANTS / f64::from(1 << 20));
+    Err(forebay_core::Error::new(forebay_core::Kind::ResourceExhausted, text).with_remedy("make fewer or smaller ones"))
 }
 
 /// How large a function's result is.
@@ -275,7 +288,10 @@ impl Capped {
             return exhausted(format!("{} would make {size:.0} MiB{of} at once; the limit is {limit:.0} MiB", self.name()));
         }
         match LEFT.get().filter(|_| constant) {
-            Some(left) if size > left => exhausted(format!("the query makes over {:.0} MiB out of constants", CONSTANTS / mib)),
+            Some(left) if size > left => {
+                EXCEEDED.set(true);
+                exhausted(format!("the query makes over {:.0} MiB out of constants", CONSTANTS / mib))
+            }
             Some(left) => {
                 LEFT.set(Some(left - size));
                 Ok(())
