@@ -101,7 +101,7 @@ def test_s21_s40_a_rank_that_dies_in_rounds(start, folder, tmp_path, policy):
     assert steps[0] == steps[1] == list(range(len(steps[0]))), "ranks that live make every step together"
 
 
-def test_s04_s24_s40_a_finished_and_an_idle_job_say_so(start, folder, tmp_path):
+def test_s04_s40_a_finished_job_says_so_and_begins_again_when_told(start, folder, tmp_path):
     leader = lead(start, tmp_path / "root", folder)
     worker(start, leader, "w")
     trainer = start(Trainer, [leader.address], job="done", batch_size=BATCH, epochs=1)
