@@ -300,9 +300,7 @@ def processes():
 
 
 @needs_binary
-def test_s13_a_server_killed_in_the_middle_of_a_pass_costs_and_repeats_nothing(
-    folder: Path, tmp_path: Path, processes
-):
+def test_s13_a_server_killed_in_the_middle_of_a_pass_costs_and_repeats_nothing(folder: Path, tmp_path: Path, processes):
     server = processes("serve", "--root", str(tmp_path / "root"), "--listen", f"127.0.0.1:{free_port()}")
     with forebay.connect(server.address) as client:
         client.materialize(folder / "points.toml", progress=False)
