@@ -135,7 +135,11 @@ def test_the_older_trainer_is_refused_after_a_restore(client):
 def together(
     client, world: int, job: str, most: int | None, state=None, **settings
 ) -> tuple[list[list[int]], list[dict]]:
-    """What each of several consumers took before they committed together, and the states that they got."""
+    """What each of several consumers took before they committed together, and the states that they got.
+
+    As after a training step, nobody commits before all have drawn: a commit is complete without whoever has not joined.
+    """
+    drawn = threading.Barrier(world)
     got: list[list[int]] = [[] for _ in range(world)]
     states: list[dict | None] = [None] * world
     failed: list[BaseException] = []
@@ -148,9 +152,11 @@ def together(
                     if state is not None:
                         loader.load_state_dict(state)
                     got[number] = draw(loader, most)
+                    drawn.wait(60)
                     states[number] = loader.state_dict()
         except BaseException as error:  # noqa: BLE001 - raised below
             failed.append(error)
+            drawn.abort()
 
     threads = [threading.Thread(target=consumer, args=(number,)) for number in range(world)]
     for thread in threads:
