@@ -25,7 +25,7 @@ pub(super) fn apply(state: &mut State, change: &Change, at_ms: i64) {
         return;
     }
     if let Change::StreamOpened { stream, .. } = change {
-        state.next_stream = state.next_stream.max(StreamId(stream.0 + 1));
+        state.next_stream = state.next_stream.max(StreamId::new(stream.get() + 1));
     }
     let Some(job) = job_of(change).and_then(|name| state.jobs.get_mut(name)) else { return };
     if !apply_membership(job, change, at_ms) {

@@ -226,7 +226,7 @@ mod tests {
         let registry = Registry::new(Duration::from_secs(20));
         registry.register(&name("a"), "1", address(1)).unwrap();
         let job = forebay_core::ids::JobName("j".to_owned());
-        let held = |n| Held::Stream(StreamRef { job: job.clone(), stream: forebay_core::dispatch::StreamId(n) });
+        let held = |n| Held::Stream(StreamRef { job: job.clone(), stream: forebay_core::dispatch::StreamId::new(n) });
         assert_eq!(registry.beat(&name("a"), 0, 0, [held(1), held(2)].into()), []);
         assert_eq!(registry.beat(&name("a"), 0, 0, [held(2), held(3)].into()), [held(2)]);
         assert_eq!(registry.beat(&name("a"), 0, 0, BTreeSet::new()), []);

@@ -16,6 +16,16 @@ enum Op {
 
 const SIZE: u32 = 24;
 
+/// What docs/scale.md promises for open windows rests on it.
+#[test]
+fn a_span_takes_32_bytes() {
+    assert_eq!(size_of::<Span>(), 32);
+    assert_eq!(size_of::<Option<StreamId>>(), 8);
+    assert_eq!((StreamId::new(0).get(), StreamId::default().get(), StreamId::new(7).to_string()), (0, 0, "7".to_owned()));
+    assert_eq!(serde_json::to_string(&StreamId::new(8)).unwrap(), "8");
+    assert_eq!(serde_json::from_str::<StreamId>("8").unwrap(), StreamId::new(8));
+}
+
 fn op() -> impl Strategy<Value = Op> {
     let range = (0..SIZE, 1..SIZE).prop_map(|(from, len)| (from, (from + len).min(SIZE)));
     prop_oneof![
@@ -38,7 +48,7 @@ proptest! {
             let mut tally = Tally::start(counts, 0, false);
             match op {
                 Op::Cover(from, to, s) => {
-                    let span = Span { from, to, state: VisitState::Granted, stream: Some(StreamId(s)), at_ms: 0, reason: None, mark: Mark::Open };
+                    let span = Span { from, to, state: VisitState::Granted, stream: Some(StreamId::new(s)), at_ms: 0, reason: None, mark: Mark::Open };
                     let free = model[from as usize..to as usize].iter().filter(|m| m.is_none()).count();
                     prop_assert_eq!(spans.cover(span, &mut tally), free as u64);
                     for slot in &mut model[from as usize..to as usize] {
@@ -47,7 +57,7 @@ proptest! {
                 }
                 Op::Send(from, to, s) => {
                     spans.change(from, to, 0, &mut tally, |x| {
-                        (x.state == VisitState::Granted && x.stream == Some(StreamId(s))).then_some((VisitState::Sent, None))
+                        (x.state == VisitState::Granted && x.stream == Some(StreamId::new(s))).then_some((VisitState::Sent, None))
                     });
                     for slot in &mut model[from as usize..to as usize] {
                         if *slot == Some((VisitState::Granted, s)) {
@@ -63,7 +73,7 @@ proptest! {
                 }
                 Op::Lose(s) => {
                     spans.change(0, SIZE, 0, &mut tally, |x| {
-                        (!x.state.is_final() && x.stream == Some(StreamId(s))).then_some((VisitState::Lost, Some(Reason::WorkerDied)))
+                        (!x.state.is_final() && x.stream == Some(StreamId::new(s))).then_some((VisitState::Lost, Some(Reason::WorkerDied)))
                     });
                     for slot in model.iter_mut().flatten().filter(|m| !m.0.is_final() && m.1 == s) {
                         slot.0 = VisitState::Lost;
@@ -71,7 +81,7 @@ proptest! {
                 }
             }
             counts = tally.counts();
-            let told: Vec<_> = (0..SIZE).map(|at| spans.get(at).map(|s| (s.state, s.stream.unwrap().0))).collect();
+            let told: Vec<_> = (0..SIZE).map(|at| spans.get(at).map(|s| (s.state, s.stream.unwrap().get()))).collect();
             prop_assert_eq!(&told, &model);
             prop_assert_eq!(counts.total(), spans.covered());
             prop_assert_eq!(counts.open(), model.iter().flatten().filter(|m| !m.0.is_final()).count() as u64);

@@ -262,7 +262,7 @@ impl Sim {
             let _ = writeln!(
                 text,
                 "  streams {:?}",
-                open.map(|(id, s)| (id.0, &s.consumer.0, &s.worker.0, s.open, s.held)).collect::<Vec<_>>()
+                open.map(|(id, s)| (id.get(), &s.consumer.0, &s.worker.0, s.open, s.held)).collect::<Vec<_>>()
             );
         }
         for c in self.clients.iter().filter(|c| c.alive) {
