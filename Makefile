@@ -9,6 +9,7 @@ export CARGO_TARGET_DIR ?= $(CACHE)/target
 export CARGO_TERM_PROGRESS_WHEN ?= auto
 VENV ?= $(CACHE)/venv
 SEEDS ?= 10000
+PREFIX ?= $(HOME)/.local
 PYTHON ?= python3
 BIN := $(CARGO_TARGET_DIR)/debug/forebay
 RELEASE := $(CARGO_TARGET_DIR)/release/forebay
@@ -17,7 +18,7 @@ RUFF := $(VENV)/bin/ruff --config python/pyproject.toml
 export FOREBAY_PYTHON := $(VENV)/bin/python
 PY := $(VENV)/bin/python
 
-.PHONY: help demo test simulate docker-test bench fmt lint unit system python-test build setup venv-demo venv-test linker clean-cache
+.PHONY: help demo test simulate docker-test bench fmt lint unit python-test build install venv-demo venv-test linker
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -66,6 +67,11 @@ python-test: build venv-test ## Real clients against the real binary
 
 build: linker ## Build the forebay binary
 	cargo build -p forebay-server
+
+install: build ## Put the forebay binary into PREFIX/bin (~/.local/bin)
+	install -D -m 755 $(BIN) $(PREFIX)/bin/forebay
+	@command -v forebay >/dev/null || echo "install: $(PREFIX)/bin is not on your PATH"
+	@echo "install: the Python package comes with \`pip install ./python\`"
 
 linker:
 	@command -v mold >/dev/null || { echo "setup: installing the mold linker with apt"; \

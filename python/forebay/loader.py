@@ -195,7 +195,9 @@ class Loader:
         """Makes the next iteration go on from a checkpoint, whatever the world size was when it was made.
 
         The job goes on in a new incarnation: consumers of the older one are refused from then on. Every consumer loads the same state, and
-        ``attempt`` is named alike by all that load it together; by default it comes from torchrun's restart count, where there is one.
+        ``attempt`` is named alike by all that load it together; by default it comes from torchrun's restart count, where there is one. Consumers of a
+        dynamic job that start at their own times should name it: whoever comes without after others have committed again begins a restore
+        of its own, which takes the job back behind that commit and refuses them.
         """
         if self._stream is not None:
             raise FailedPrecondition("load_state_dict in the middle of a pass", "call it before the loop")

@@ -156,7 +156,7 @@ async fn again(client: &Client, request: &MaterializeRequest, lost: Error) -> Ou
     tokio::select! {
         // The client itself looks for another server for a while.
         answers = client.materialize(request) => {
-            Ok(answers.map_err(|e| e.with_remedy(format!("go on with `forebay materialize {} --resume`", request.file)))?)
+            Ok(answers.map_err(|e| e.with_remedy(format!("go on with `{}`", resume())))?)
         }
         () = interrupted() => Err(Error::new(Kind::Cancelled, "interrupted").into()),
     }
@@ -168,7 +168,7 @@ async fn interrupt(
     last: Option<&MaterializeProgress>,
     request: &MaterializeRequest,
 ) -> Failure {
-    let again = format!("{} is kept: go on with `forebay materialize {} --resume`", kept(last), request.file);
+    let again = format!("{} is kept: go on with `{}`", kept(last), resume());
     let interrupted = |message: String| Error::new(Kind::Cancelled, message).with_remedy(again.clone()).into();
     let Some(dataset) = last.map(|p| p.dataset.clone()).or_else(|| name(request)) else { return interrupted("interrupted".to_owned()) };
     let stop = async {
@@ -187,6 +187,31 @@ async fn interrupt(
         () = tokio::time::sleep(STOP_WITHIN) => interrupted(format!("interrupted; the run of `{dataset}` has not stopped yet")),
         () = super::connect::interrupted() => interrupted("interrupted twice".to_owned()),
     }
+}
+
+/// This command once more, to be typed or pasted.
+fn resume() -> String {
+    resume_of(std::env::args().skip(1))
+}
+
+/// All that was given, save secrets, so that the same root or server and the same settings are meant again.
+fn resume_of(args: impl Iterator<Item = String>) -> String {
+    let mut command = vec!["forebay".to_owned()];
+    let mut args = args.filter(|arg| !matches!(arg.as_str(), "--resume" | "--detach"));
+    while let Some(arg) = args.next() {
+        if arg == "--token" {
+            args.next();
+        } else if !arg.starts_with("--token=") {
+            command.push(quoted(&arg));
+        }
+    }
+    command.push("--resume".to_owned());
+    command.join(" ")
+}
+
+fn quoted(arg: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    if !arg.is_empty() && arg.chars().all(plain) { arg.to_owned() } else { format!("'{}'", arg.replace('\'', r"'\''")) }
 }
 
 fn name(request: &MaterializeRequest) -> Option<String> {
@@ -208,12 +233,12 @@ fn tell(last: &MaterializeProgress, took: Duration, out: &Output, request: &Mate
     let failure = match last.state.as_str() {
         "failed" => Error::internal(format!("the run of `{}` failed", last.dataset)).with_remedy("see `forebay tasks --failed`"),
         "cancelled" => Error::new(Kind::Cancelled, format!("the run of `{}` was stopped", last.dataset)).with_remedy(format!(
-            "{} is kept: go on with `forebay materialize {} --resume`",
+            "{} is kept: go on with `{}`",
             kept(Some(last)),
-            request.file
+            resume()
         )),
         "running" if request.wait => Error::new(Kind::Unavailable, format!("the server stopped while it ran `{}`", last.dataset))
-            .with_remedy(format!("go on with `forebay materialize {} --resume`", request.file)),
+            .with_remedy(format!("go on with `{}`", resume())),
         _ => return if out.json { out.json(last) } else { out.line(sentence(last, took, request)) },
     };
     Err(failure.into())

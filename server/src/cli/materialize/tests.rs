@@ -63,3 +63,15 @@ fn a_request_takes_the_file_its_folder_and_its_modules() {
     args.pipeline = folder.path().join("none.toml");
     assert_eq!(super::request(&args).unwrap_err().kind, Kind::NotFound);
 }
+
+#[test]
+fn what_goes_on_is_the_same_command_without_its_secret() {
+    let args =
+        ["materialize", "my digits.toml", "--root", "./data", "--token", "s3cret", "--set", "epochs.count=2", "--token=s3cret", "--detach"];
+    let command = resume_of(args.into_iter().map(str::to_owned));
+    assert_eq!(command, "forebay materialize 'my digits.toml' --root ./data --set epochs.count=2 --resume");
+    assert_eq!(
+        resume_of(["materialize", "it's.toml", "--resume"].into_iter().map(str::to_owned)),
+        r"forebay materialize 'it'\''s.toml' --resume"
+    );
+}
