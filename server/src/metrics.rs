@@ -24,6 +24,7 @@ pub struct Metrics {
     pub row_groups_reread: IntCounter,
     /// Batches that steps behind the cut made.
     pub batches_made: IntCounter,
+    pub batches_kept: IntCounter,
     /// Values by which batches with `bucket_by` have to be padded, and how many fewer these are than without it.
     pub padding: IntCounter,
     pub padding_saved: IntCounter,
@@ -62,6 +63,10 @@ impl Metrics {
                 "Row groups read again for consumers because memory was short when they were done with.",
             )?,
             batches_made: counter("forebay_transformed_batches_total", "Batches made by steps behind the cut by this worker.")?,
+            batches_kept: counter(
+                "forebay_kept_batches_total",
+                "Batches of windows that several jobs read, gathered once for all of them.",
+            )?,
             padding: counter(
                 "forebay_bucket_padding_values_total",
                 "Values that pad batches of jobs with bucket_by, over all windows read.",

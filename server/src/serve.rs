@@ -9,6 +9,7 @@
 pub(crate) mod cache;
 #[cfg(test)]
 pub(crate) mod fixture;
+mod kept;
 mod making;
 mod pace;
 pub(crate) mod pass;

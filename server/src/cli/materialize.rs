@@ -5,8 +5,9 @@ use forebay_core::pipeline::{self, show_size};
 use forebay_core::{Error, Kind, Result};
 use forebay_flight::api::{MaterializeProgress, MaterializeRequest};
 use forebay_flight::client::Client;
-use futures::StreamExt;
+use futures::future::FusedFuture as _;
 use futures::stream::BoxStream;
+use futures::{FutureExt as _, StreamExt as _};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -19,6 +20,8 @@ use super::progress::Progress;
 
 /// How long a run may take to stop after Ctrl-C before the command leaves without its word.
 const STOP_WITHIN: Duration = Duration::from_secs(10);
+/// How long nothing may happen before the command looks whether there is anybody to do the work.
+const LONELY: Duration = Duration::from_secs(5);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -114,9 +117,16 @@ async fn follow(client: &Client, request: &MaterializeRequest, out: &Output) -> 
         answers = client.materialize(request) => answers?,
         () = interrupted() => return Err(Error::new(Kind::Cancelled, "interrupted before the run began").into()),
     };
+    let mut lonely = std::pin::pin!(nobody_works(client).fuse());
     loop {
         let next = tokio::select! {
             next = answers.next() => next,
+            nobody = &mut lonely, if !lonely.is_terminated() => {
+                if nobody && last.as_ref().is_none_or(|p| p.tasks_done == 0) {
+                    tracing::warn!("no worker has joined: the run begins when one does, see `forebay worker --help`");
+                }
+                continue;
+            }
             () = interrupted() => {
                 progress.stop();
                 return Err(interrupt(client, answers, last.as_ref(), request).await);
@@ -149,6 +159,14 @@ async fn follow(client: &Client, request: &MaterializeRequest, out: &Output) -> 
     progress.stop();
     let last = last.ok_or_else(|| Error::internal("the server did not say what became of the run"))?;
     tell(&last, started.elapsed(), out, request)
+}
+
+/// After a while, whether the server has no worker. A server that can't say so is not asked again.
+async fn nobody_works(client: &Client) -> bool {
+    tokio::time::sleep(LONELY).await;
+    let Ok(answers) = client.action("forebay.workers", json!({})).await else { return false };
+    let rows: Vec<_> = answers.filter_map(async |row| row.ok()).collect().await;
+    rows.iter().all(|row: &serde_json::Value| row.as_array().is_some_and(Vec::is_empty))
 }
 
 async fn again(client: &Client, request: &MaterializeRequest, lost: Error) -> Outcome<BoxStream<'static, Result<MaterializeProgress>>> {

@@ -46,6 +46,8 @@ struct Block {
 struct Open {
     window: WindowId,
     data: Arc<WindowData>,
+    /// Another job read it too.
+    shared: bool,
     /// Lets other streams of the job share it.
     _handle: WindowHandle,
 }
@@ -192,7 +194,8 @@ impl ServedStream {
         };
         let loaded = loader.load(&handle, pass, &self.served, window, Admission::Wait).await?;
         let data = loaded.ok_or_else(|| Error::internal("a window that was waited for did not come"))?;
-        self.open = Some(Open { window, data: Arc::clone(&data), _handle: handle });
+        let shared = loader.kept.is_shared(&data, self.of.member.job.as_str());
+        self.open = Some(Open { window, data: Arc::clone(&data), shared, _handle: handle });
         self.ahead = None;
         self.read_ahead(pass, WindowId(window.0 + 1));
         Ok(data)
@@ -230,6 +233,11 @@ impl ServedStream {
             let made = self.making.first(&from, left).await?;
             found.rows = (0..made.num_rows() as u32).map(|row| (0, row)).collect();
             chunks = Arc::new(vec![made]);
+        } else if self.open.as_ref().is_some_and(|open| open.shared)
+            && let Some(kept) = self.serving.reader.loader.gathered(&data, &pass, &self.served, batch, &found.rows).await?
+        {
+            found.rows = (0..kept.num_rows() as u32).map(|row| (0, row)).collect();
+            chunks = Arc::new(vec![kept]);
         }
         self.control.pass.store(grant.pass.0, Ordering::Relaxed);
         // Counted as sent before the transport gets it.

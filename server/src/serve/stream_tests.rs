@@ -219,6 +219,25 @@ async fn batches_do_not_depend_on_consumers_or_memory() {
     assert_eq!(digests[0], digests[2]);
 }
 
+/// Jobs with the same plan: the second gathers for those that follow, and all get the same rows.
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_of_several_jobs_are_gathered_once() {
+    let running = Running::new(Shape::default(), ROOMY).await;
+    let kept = &running.reader.loader.metrics.batches_kept;
+    let mut all = Vec::new();
+    for (number, kept_now) in [0, 35, 35].into_iter().enumerate() {
+        let mut settings = settings();
+        settings.job.0 = format!("job{number}");
+        let mut stream = running.stream(&settings, "c", Acks::AtEnd).await;
+        let (taken, _) = drain(stream.as_mut()).await;
+        stream.finish().await.unwrap();
+        assert_eq!(kept.get(), kept_now, "job {number}");
+        all.push(taken.rows);
+    }
+    assert!(all[0] == all[1] && all[0] == all[2]);
+    assert_eq!(running.reader.usage().pinned_bytes, 0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_is_one_pass_and_the_next_goes_on() {
     let running = Running::new(Shape { epochs: 2, ..Shape::default() }, ROOMY).await;

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use arrow::array::RecordBatch;
+use arrow::array::{Array as _, RecordBatch};
 use forebay_core::digest::batch_digest;
 use forebay_core::ids::{BatchId, PassId, VersionId, WindowId};
 use forebay_core::plan::{Piece, Plan};
@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use tokio::sync::{OnceCell, Semaphore};
 
 use super::cache::{Admission, Cache, Limits, Pins, Usage};
+use super::kept::Kept;
 use super::pass::PassPlan;
 use super::served::{Keys, Served};
 use crate::metrics::Metrics;
@@ -42,7 +43,7 @@ pub(crate) struct GroupKey {
     columns: Option<Arc<[String]>>,
 }
 
-/// Names rows that steps behind the cut made: those of a window, for whoever wants these columns of them.
+/// Names rows of a window as a consumer gets them: those that steps behind the cut made, or stored ones in the plan's order.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct MadeKey {
     window: Arc<WindowKey>,
@@ -50,6 +51,13 @@ pub(crate) struct MadeKey {
     version: VersionId,
     columns: Vec<String>,
     rows: Range<u64>,
+}
+
+impl MadeKey {
+    pub(super) fn new(data: &WindowData, pass: &PassPlan, served: &Served, rows: Range<u64>) -> Self {
+        let columns = served.schema.fields().iter().map(|f| f.name().clone()).collect();
+        Self { window: Arc::clone(&data.key), version: pass.version.version, columns, rows }
+    }
 }
 
 /// What is kept in memory, under one budget.
@@ -92,8 +100,9 @@ pub(crate) struct WindowHandle {
 #[derive(Debug)]
 pub(crate) struct Loader {
     root: Root,
-    items: Arc<Items>,
-    metrics: Metrics,
+    pub(super) items: Arc<Items>,
+    pub(super) metrics: Metrics,
+    pub(super) kept: Kept,
     open: Mutex<HashMap<Arc<WindowKey>, Weak<Cell>>>,
     /// Row groups that are read and decoded at once.
     reads: Semaphore,
@@ -109,6 +118,7 @@ impl Loader {
             root,
             items: Cache::new(limits),
             metrics,
+            kept: Kept::default(),
             open: Mutex::default(),
             reads: Semaphore::new(parallel),
             parallel,
@@ -158,8 +168,7 @@ impl Loader {
     where
         F: Future<Output = Result<RecordBatch>>,
     {
-        let columns = served.schema.fields().iter().map(|f| f.name().clone()).collect();
-        let key = MadeKey { window: Arc::clone(&data.key), version: pass.version.version, columns, rows };
+        let key = MadeKey::new(data, pass, served, rows);
         let counted = async {
             self.metrics.batches_made.inc();
             make.await
@@ -325,12 +334,14 @@ struct Chunk {
 /// A window's rows. Dropping it frees what it holds, save what the cache keeps.
 #[derive(Debug)]
 pub(crate) struct WindowData {
-    key: Arc<WindowKey>,
+    pub(super) key: Arc<WindowKey>,
     /// Of the consumer's schema, or of the stored one where steps stand behind the cut.
     pub(crate) chunks: Arc<Vec<RecordBatch>>,
     keys: Vec<Keys>,
     /// (chunk, row of the chunk) of the window's rows in the plan's order.
     places: Vec<(u32, u32)>,
+    /// Mean of the chunks' rows.
+    row_bytes: u64,
     _pins: ItemPins,
 }
 
@@ -377,8 +388,15 @@ impl WindowData {
         let places = places.filter(|places| places.len() == flat.len()).ok_or_else(|| {
             Error::corrupt(format!("a window of {} rows was read as {}: a shard differs from the log", order.len(), flat.len()))
         })?;
-        let (rows, keys) = chunks.into_iter().map(|c| (c.rows, c.keys)).unzip();
-        Ok(Self { key, chunks: Arc::new(rows), keys, places, _pins: pins })
+        let (rows, keys): (Vec<RecordBatch>, Vec<Keys>) = chunks.into_iter().map(|c| (c.rows, c.keys)).unzip();
+        let count: usize = rows.iter().map(RecordBatch::num_rows).sum();
+        let bytes = rows.iter().flat_map(RecordBatch::columns).filter_map(|c| c.to_data().get_slice_memory_size().ok()).sum::<usize>();
+        Ok(Self { key, chunks: Arc::new(rows), keys, places, row_bytes: bytes.div_ceil(count.max(1)) as u64, _pins: pins })
+    }
+
+    /// About how many bytes one row takes.
+    pub(crate) fn row_bytes(&self) -> u64 {
+        self.row_bytes
     }
 
     /// The rows of a batch of this window; `rows` is [`forebay_core::plan::Plan::batch_rows`].

@@ -42,8 +42,9 @@ pub(super) async fn list(location: &str, format: SourceFormat, stores: &Stores, 
 }
 
 fn refused(location: &str) -> Error {
-    Error::new(Kind::PermissionDenied, format!("`sources.allow` of this server doesn't cover `{location}`"))
-        .with_remedy("ask its operator to add a prefix of it; while no server runs on the root, a command with --root reads what its user may")
+    Error::new(Kind::PermissionDenied, format!("`sources.allow` of this server doesn't cover `{location}`")).with_remedy(
+        "ask its operator to add a prefix of it; while no server runs on the root, a command with --root reads what its user may",
+    )
 }
 
 fn check(location: &str, allow: AllowFn<'_>) -> Result<()> {
