@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Self
 
 BINARY = os.environ["FOREBAY_BIN"]
 SLEEP = 0.5
@@ -57,7 +58,7 @@ class Role:
         )
         self.address = json.loads(self.process.stdout.readline())["address"]
 
-    def __enter__(self) -> "Role":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_) -> None:

@@ -36,8 +36,6 @@ pub(crate) enum Admission {
     Wait,
     /// Reading ahead: only into room that is there.
     IfRoom,
-    /// What can be had again cheaply: only where nothing has to go for it.
-    IfSpare,
 }
 
 struct Entry<V> {
@@ -98,6 +96,10 @@ impl<K: Eq + Hash + Clone, V> Cache<K, V> {
         Usage { items: inner.entries.len(), idle_bytes: inner.idle_bytes, pinned_bytes: inner.pinned_bytes }
     }
 
+    pub(crate) fn limits(&self) -> Limits {
+        self.limits
+    }
+
     /// Pins all of `wanted`, given as keys with estimated bytes, and `extra` bytes that the reader needs beside them. `None` when there is no room and
     /// the reader does not wait; `ResourceExhausted` when it waited in vain.
     pub(crate) async fn pin(self: &Arc<Self>, wanted: &[(K, u64)], extra: u64, admission: Admission) -> Result<Option<Pins<K, V>>> {
@@ -106,10 +108,10 @@ impl<K: Eq + Hash + Clone, V> Cache<K, V> {
                 let mut freed = std::pin::pin!(self.freed.notified());
                 // Registered before looking, so that what is freed in between is not missed.
                 freed.as_mut().enable();
-                if let Some(pins) = self.try_pin(wanted, extra, admission) {
+                if let Some(pins) = self.try_pin(wanted, extra) {
                     return Some(pins);
                 }
-                if admission != Admission::Wait {
+                if admission == Admission::IfRoom {
                     return None;
                 }
                 freed.await;
@@ -134,7 +136,7 @@ impl<K: Eq + Hash + Clone, V> Cache<K, V> {
         .with_remedy("close streams that nobody reads, set a smaller `window`, or raise --memory-limit")
     }
 
-    fn try_pin(self: &Arc<Self>, wanted: &[(K, u64)], extra: u64, admission: Admission) -> Option<Pins<K, V>> {
+    fn try_pin(self: &Arc<Self>, wanted: &[(K, u64)], extra: u64) -> Option<Pins<K, V>> {
         let mut inner = self.inner.lock();
         let is_new = |inner: &Inner<K, V>, key: &K| inner.entries.get(key).is_none_or(|e| e.pins == 0);
         let needed: u64 = wanted
@@ -143,12 +145,6 @@ impl<K: Eq + Hash + Clone, V> Cache<K, V> {
             .map(|(key, estimate)| inner.entries.get(key).map_or(*estimate, |e| e.bytes))
             .fold(extra, u64::saturating_add);
         if inner.pinned_bytes > 0 && needed > 0 && inner.pinned_bytes.saturating_add(needed) > self.limits.pinned {
-            return None;
-        }
-        let fresh =
-            wanted.iter().filter(|(key, _)| !inner.entries.contains_key(key)).map(|(_, bytes)| *bytes).fold(extra, u64::saturating_add);
-        let held = inner.pinned_bytes.saturating_add(inner.idle_bytes);
-        if admission == Admission::IfSpare && fresh > 0 && held.saturating_add(fresh) > self.limits.idle {
             return None;
         }
         for (key, estimate) in wanted {

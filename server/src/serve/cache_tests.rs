@@ -101,18 +101,6 @@ async fn what_failed_to_load_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn what_only_takes_spare_room_makes_nothing_go() {
-    let cache = cache(50, 100);
-    drop(load(&cache, "a", 30).await);
-    assert!(cache.pin(&[("b", 21)], 0, Admission::IfSpare).await.unwrap().is_none(), "it would have to push the first out later");
-    assert!(cache.pin(&[("a", 30)], 0, Admission::IfSpare).await.unwrap().is_some(), "what is there takes no room");
-    let spare = cache.pin(&[("b", 20)], 0, Admission::IfSpare).await.unwrap().unwrap();
-    spare.get(0, async { Ok(("b".to_owned(), 20)) }).await.unwrap();
-    drop(spare);
-    assert_eq!(cache.usage(), usage(2, 50, 0));
-}
-
-#[tokio::test]
 async fn a_reader_waits_for_room_and_reading_ahead_does_not() {
     let cache = cache(0, 100);
     let first = load(&cache, "a", 80).await;

@@ -1,7 +1,8 @@
 //! Batches that several jobs with the same plan take: gathered once, and sent from where they lie.
 //!
-//! Owns: which windows more than one job reads, and keeping their batches' rows together in spare memory. Must not know: how rows are encoded, who
-//! gets them. A job that is alone with its order gathers each batch straight into its message, which costs no memory and is never needed again.
+//! Owns: which windows more than one job reads, and keeping their batches' rows together in the cache. Must not know: how rows are encoded, who
+//! gets them. A job that is alone with its order gathers each batch straight into its message, which costs no memory and is never needed again. Where
+//! the cache does not hold the epoch twice, as stored and in the plan's order, all do so: what is kept must not push out what has to be read again.
 
 use arrow::array::RecordBatch;
 use arrow::compute::interleave_record_batch;
@@ -32,7 +33,7 @@ pub(crate) struct Kept {
 
 impl Kept {
     /// Notes that `job` reads the window; whether another one did before.
-    pub(crate) fn is_shared(&self, data: &WindowData, job: &str) -> bool {
+    fn is_shared(&self, data: &WindowData, job: &str) -> bool {
         self.note(hash(&data.key), hash(&job))
     }
 
@@ -60,8 +61,13 @@ fn hash(value: &impl Hash) -> u64 {
 }
 
 impl Loader {
-    /// The rows of a batch in one piece, gathered by whichever job comes first. None where keeping them would cost other items their place: the
-    /// caller gathers them for itself then.
+    /// Whether the batches of a window that `job` has come to are worth keeping for others.
+    pub(crate) fn shares(&self, data: &WindowData, pass: &PassPlan, job: &str) -> bool {
+        let bytes: u64 = pass.groups.iter().map(|(_, _, group)| group.bytes).sum();
+        self.kept.is_shared(data, job) && bytes.saturating_mul(2) <= self.items.limits().idle
+    }
+
+    /// The rows of a batch in one piece, gathered by whichever job comes first. None where there is no room now: the caller gathers them for itself.
     pub(crate) async fn gathered(
         &self,
         data: &Arc<WindowData>,
@@ -71,7 +77,7 @@ impl Loader {
         rows: &[(u32, u32)],
     ) -> Result<Option<RecordBatch>> {
         let key = Item::Made(MadeKey::new(data, pass, served, pass.plan.batch_rows(batch)));
-        let Some(pins) = self.items.pin(&[(key, data.row_bytes() * rows.len() as u64)], 0, Admission::IfSpare).await? else {
+        let Some(pins) = self.items.pin(&[(key, data.row_bytes() * rows.len() as u64)], 0, Admission::IfRoom).await? else {
             return Ok(None);
         };
         let gathering = async {

@@ -194,7 +194,7 @@ impl ServedStream {
         };
         let loaded = loader.load(&handle, pass, &self.served, window, Admission::Wait).await?;
         let data = loaded.ok_or_else(|| Error::internal("a window that was waited for did not come"))?;
-        let shared = loader.kept.is_shared(&data, self.of.member.job.as_str());
+        let shared = loader.shares(&data, pass, self.of.member.job.as_str());
         self.open = Some(Open { window, data: Arc::clone(&data), shared, _handle: handle });
         self.ahead = None;
         self.read_ahead(pass, WindowId(window.0 + 1));

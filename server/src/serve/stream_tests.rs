@@ -236,6 +236,17 @@ async fn batches_of_several_jobs_are_gathered_once() {
     }
     assert!(all[0] == all[1] && all[0] == all[2]);
     assert_eq!(running.reader.usage().pinned_bytes, 0);
+
+    let bytes: u64 = running.fixture.version.row_groups(EpochId(0)).iter().map(|(_, _, group)| group.bytes).sum();
+    let once = Running::new(Shape::default(), ServeLimits { cache: bytes * 2 - 1, in_use: 64 << 20 }).await;
+    for job in ["a", "b"] {
+        let mut settings = settings();
+        settings.job.0 = job.to_owned();
+        let mut stream = once.stream(&settings, "c", Acks::AtEnd).await;
+        drain(stream.as_mut()).await;
+        stream.finish().await.unwrap();
+    }
+    assert_eq!(once.reader.loader.metrics.batches_kept.get(), 0, "the epoch is not there twice");
 }
 
 #[tokio::test(flavor = "multi_thread")]
