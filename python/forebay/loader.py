@@ -16,7 +16,7 @@ from typing import Self
 import pyarrow as pa
 from pyarrow import flight
 
-from . import arrays
+from . import allocator, arrays
 from .errors import (
     AlreadyExists,
     BadInput,
@@ -418,6 +418,7 @@ class _Stream:
         self._said_at = 0.0
         self._closed = False
         self.end: str | None = None
+        allocator.keep_freed_memory()
         with translated():
             command = json.dumps({k: v for k, v in settings.items() if v is not None}).encode()
             asked_at = now()
