@@ -284,6 +284,10 @@ pub struct JobPlace {
     pub pass: Option<u32>,
     /// A consumer that gives no sign of life for this long is taken for dead.
     pub lease_ms: u64,
+    /// When the incarnation began, in milliseconds since 1970. A consumer that comes back and finds another time here finds another job: the
+    /// dispatcher has lost what it knew.
+    #[serde(default)]
+    pub created_ms: i64,
 }
 
 /// Batches of one pass.

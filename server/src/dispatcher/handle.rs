@@ -147,7 +147,7 @@ impl Dispatcher {
 
     async fn done(&self, event: Event) -> Result<()> {
         match self.ask(event).await? {
-            Reply::Done | Reply::Wanted(_) => Ok(()),
+            Reply::Done | Reply::Wanted(_) | Reply::Acknowledged(_) => Ok(()),
             other => Err(unexpected(&other)),
         }
     }
@@ -308,10 +308,11 @@ impl Dispatcher {
         attempt: Option<String>,
     ) -> Result<OpenedJob> {
         settings.check_supported()?;
-        let (settings, consumer, attempt) = (&settings, &consumer, &attempt);
+        let (settings, consumer, attempt, planner) = (&settings, &consumer, &attempt, &self.local()?.planner);
         let reply = self.ask_patiently(|_| async move {
+            let stored = planner.stored(&settings.dataset, settings.version).await?.map(Box::new);
             let (settings, consumer) = (Box::new(settings.clone()), Box::new(consumer.clone()));
-            Ok(of_session(session, Event::Restore { settings, consumer, token, attempt: attempt.clone() }))
+            Ok(of_session(session, Event::Restore { settings, consumer, token, attempt: attempt.clone(), stored }))
         });
         match reply.await? {
             Reply::Job(opened) => Ok(opened),
@@ -387,6 +388,19 @@ impl Dispatcher {
     pub async fn acknowledge(&self, of: &Member, pass: PassId, batches: Vec<(BatchId, Option<u64>)>) -> Result<()> {
         let Member { job, incarnation, consumer, .. } = of.clone();
         self.done(of.says(Event::Acknowledge { job, incarnation, consumer, pass, batches })).await
+    }
+
+    /// [`Dispatcher::acknowledge`] at the leader, with how many of the batches were not acknowledged before.
+    ///
+    /// # Errors
+    /// As [`Dispatcher::acknowledge`]; `FailedPrecondition` in a worker's process.
+    pub async fn acknowledge_new(&self, of: &Member, pass: PassId, batches: Vec<(BatchId, Option<u64>)>) -> Result<u64> {
+        self.local()?;
+        let Member { job, incarnation, consumer, .. } = of.clone();
+        match self.ask(of.says(Event::Acknowledge { job, incarnation, consumer, pass, batches })).await? {
+            Reply::Acknowledged(count) => Ok(count),
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// Ends a stream. Clean: the consumer read it to its end, or closed it.

@@ -20,8 +20,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::blocking;
+use super::encode::PLACE_KEY;
 use super::footer::FooterKey;
-use super::name::shard_path;
+use super::name::{ShardName, shard_path};
 use crate::delta::DatasetVersion;
 use crate::root::Root;
 use crate::types::StoredSchema;
@@ -149,10 +150,27 @@ pub(crate) async fn load_footer(root: &Root, name: &DatasetName, shard: &ShardMe
     let fetch = FooterFetch { root, path: &path };
     let loaded = ParquetMetaDataReader::new().with_prefetch_hint(Some(FOOTER_GUESS)).load_and_finish(fetch, shard.size).await;
     let metadata = loaded.map_err(|e| footer_error(root, &path, e))?;
+    check_place(shard, &metadata).map_err(|e| e.context(root.place(&path)))?;
     let footer = ArrowReaderMetadata::try_new(Arc::new(metadata), ArrowReaderOptions::new())
         .map_err(|e| Error::corrupt(format!("{}: its schema can't be read: {e}", root.place(&path))))?;
     root.footers().put(key, &footer);
     Ok(footer)
+}
+
+/// A shard of ours says which rows it holds: one that was renamed, or restored under a wrong name, would pass for another's otherwise.
+fn check_place(shard: &ShardMeta, metadata: &ParquetMetaData) -> Result<()> {
+    let ShardMeta { epoch, task, part, attempt, .. } = *shard;
+    let stem = ShardName { epoch, task, part, attempt, generation: 0 }.stem();
+    if !shard.path.strip_prefix(&stem).is_some_and(|rest| rest.starts_with('-')) {
+        // Of another writer, which numbers nothing.
+        return Ok(());
+    }
+    let pairs = metadata.file_metadata().key_value_metadata().into_iter().flatten();
+    match pairs.filter(|pair| pair.key == PLACE_KEY).find_map(|pair| pair.value.as_deref()) {
+        Some(found) if found != stem => Err(Error::corrupt(format!("the file holds the rows of `{found}`"))
+            .with_remedy("another file was put in its place: restore the right one, or materialize the dataset again with --replace")),
+        _ => Ok(()),
+    }
 }
 
 fn footer_error(root: &Root, path: &Path, error: ParquetError) -> Error {
