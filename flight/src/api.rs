@@ -290,6 +290,15 @@ pub struct JobPlace {
     pub created_ms: i64,
 }
 
+impl JobPlace {
+    /// Whether a consumer that was here and joins again as `later` found another job of the same name: incarnations count up, and each has one
+    /// beginning.
+    pub fn is_of_another_job(&self, later: &Self) -> bool {
+        let same = self.incarnation == later.incarnation;
+        later.incarnation < self.incarnation || (same && later.created_ms != self.created_ms)
+    }
+}
+
 /// Batches of one pass.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

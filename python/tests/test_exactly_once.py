@@ -300,7 +300,7 @@ def test_s09_trainers_killed_again_and_again_train_on_every_row_once(client):
 @pytest.fixture
 def processes():
     with started() as start:
-        yield lambda kind, *args, **settings: start(kind, *args, **settings)
+        yield start
 
 
 @needs_binary
