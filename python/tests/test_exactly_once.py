@@ -12,7 +12,8 @@ from pathlib import Path
 
 import forebay
 import pytest
-from roles import Role, Trainer, check_ledger, finished, lead, needs_binary, started, together, worker
+import roles
+from roles import Role, Trainer, check_ledger, finished, lead, needs_binary, started, worker
 
 BATCH = 30
 BATCHES = 34
@@ -328,7 +329,7 @@ def test_s05_workers_killed_under_consumers_that_go_on(folder: Path, tmp_path: P
     leader = lead(processes, tmp_path / "root", folder)
     workers = [worker(processes, leader, f"w{number}") for number in range(2)]
     trainers = [processes(Trainer, [leader.address], job="workers", epochs=1, **EXACT) for _ in range(2)]
-    together(trainers, 3)
+    roles.together(trainers, 3)
     workers[0].kill()
     assert finished(trainers) == [{"end": True}] * 2
     every([told["batch"] for trainer in trainers for told in trainer.told])

@@ -10,7 +10,9 @@ BATCH, BATCHES = 100, 10
 
 
 def exact(client, job: str, **settings):
-    return client.loader("points", job=job, batch_size=BATCH, visitation="exactly_once", timeout=60, **{"epochs": 2} | settings)
+    return client.loader(
+        "points", job=job, batch_size=BATCH, visitation="exactly_once", timeout=60, **{"epochs": 2} | settings
+    )
 
 
 def drawn(loader) -> list[int]:
@@ -93,7 +95,13 @@ def test_a_bad_filter_of_a_state_makes_no_job(client):
 def test_acknowledgements_and_commits_by_action_answer_what_they_changed(client):
     """A consumer in another language: what it says again changes nothing, and what it can't say again is refused."""
     about = {"job": "by-hand", "consumer": "c", "session": 7}
-    command = about | {"dataset": "points", "batch_size": BATCH, "epochs": 1, "visitation": "exactly_once", "acks": "action"}
+    command = about | {
+        "dataset": "points",
+        "batch_size": BATCH,
+        "epochs": 1,
+        "visitation": "exactly_once",
+        "acks": "action",
+    }
     info = client.info(flight.FlightDescriptor.for_command(json.dumps(command).encode()))
     assert json.loads(info.app_metadata)["created_ms"] > 0
     reader = client.flight.do_get(info.endpoints[0].ticket, client.options)

@@ -132,7 +132,10 @@ def test_s31_a_store_that_renames_nothing_and_lists_slowly(folder, store):
             assert store.lists() - before < 60
             visits = client.sql("SELECT state, count(*) AS n FROM system.visits WHERE job = 'run' GROUP BY state")
             assert visits.to_pylist() == [{"state": "acknowledged", "n": 2 * ROWS // 10}]
-            assert client.action("forebay.datasets", {"op": "vacuum", "name": "numbers", "older_than_s": 0})[0]["removed"] == []
+            assert (
+                client.action("forebay.datasets", {"op": "vacuum", "name": "numbers", "older_than_s": 0})[0]["removed"]
+                == []
+            )
     finally:
         server.kill()
         server.wait()

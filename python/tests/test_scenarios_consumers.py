@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from forebay import loader as loader_module
-from roles import check_ledger, finished, lead, needs_binary, started, together, worker, workers_there
 from roles import Trainer as TrainerProcess
+from roles import check_ledger, finished, lead, needs_binary, started, together, worker, workers_there
 
 pytestmark = needs_binary
 
@@ -82,7 +82,9 @@ def drawn(cluster: Cluster, job: str, world: int, **settings) -> list[Told]:
         try:
             with (
                 forebay.connect(cluster.leader.address) as own,
-                own.loader("points", job=job, batch_size=BATCH, timeout=90, **{"epochs": 1} | ranked | settings) as loader,
+                own.loader(
+                    "points", job=job, batch_size=BATCH, timeout=15, **{"epochs": 1} | ranked | settings
+                ) as loader,
             ):
                 for place, batch in enumerate(loader):
                     if place == 0:
@@ -208,7 +210,9 @@ def test_s36_an_endless_job_goes_on_and_starves_nobody(cluster, dataset):
     assert max(passes) + 1 >= len(passes) >= 12
     lost = {
         (row["pass"], row["batch"])
-        for row in cluster.client.sql(f"SELECT pass, batch FROM system.losses WHERE job = 'forever-{dataset}'").to_pylist()
+        for row in cluster.client.sql(
+            f"SELECT pass, batch FROM system.losses WHERE job = 'forever-{dataset}'"
+        ).to_pylist()
     }
     taken = {(number, batch) for number, batch, _ in got}
     over = [number for number in range(max(passes) - 1)]

@@ -42,7 +42,7 @@ def refused(*args: str, **environment: str) -> subprocess.CompletedProcess:
 def test_s15_a_dispatcher_without_a_place_for_its_state_says_so(tmp_path):
     (tmp_path / "file").write_text("")
     no_folder = refused("--root", str(tmp_path / "file"))
-    assert no_folder.returncode == 2 and "cannot be a root" in no_folder.stderr, no_folder.stderr
+    assert no_folder.returncode == 2 and "file: it exists already" in no_folder.stderr, no_folder.stderr
     nothing = refused(FOREBAY_ROOT="")
     assert nothing.returncode == 2 and "--root" in nothing.stderr, nothing.stderr
     keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
@@ -145,7 +145,10 @@ def test_s29_readers_across_a_restart_of_the_dispatcher(start, tmp_path):
     with forebay.connect(leader.address) as client:
         client.write("points", [rows_of(range(n, n + 50_000)) for n in range(0, 500_000, 50_000)])
         job = {"job": "plain", "dataset": "points", "consumer": "c", "batch_size": 1000, "epochs": 1}
-        commands = [flight.FlightDescriptor.for_path("points"), flight.FlightDescriptor.for_command(json.dumps(job).encode())]
+        commands = [
+            flight.FlightDescriptor.for_path("points"),
+            flight.FlightDescriptor.for_command(json.dumps(job).encode()),
+        ]
         endpoints = [client.info(command).endpoints[0] for command in commands]
         readers = [client.place(each).do_get(each.ticket, client.options) for each in endpoints]
         first = [reader.read_chunk().data for reader in readers]

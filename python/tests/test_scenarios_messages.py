@@ -71,7 +71,9 @@ def test_s33_batches_of_which_no_row_is_left(cluster, tmp_path):
     """A filter and a Python step drop all rows of some batches, of some files, and of everything."""
     (tmp_path / "raw").mkdir()
     for file in range(4):
-        (tmp_path / f"raw/f{file}.csv").write_text("n\n" + "".join(f"{n}\n" for n in range(file * 100, file * 100 + 100)))
+        (tmp_path / f"raw/f{file}.csv").write_text(
+            "n\n" + "".join(f"{n}\n" for n in range(file * 100, file * 100 + 100))
+        )
     (tmp_path / "some.py").write_text(
         "import pyarrow as pa\nimport pyarrow.compute as pc\n\n\ndef some(batch, least):\n"
         "    kept = batch.filter(pc.greater_equal(batch['n'], least))\n    return kept.select(['_id', 'n'])\n"
@@ -172,7 +174,9 @@ def settled(server: Role) -> None:
 
     def over() -> bool:
         with urllib.request.urlopen(f"{server.http}/metrics") as answer:
-            lines = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if not line.startswith("#"))
+            lines = dict(
+                line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if not line.startswith("#")
+            )
         return float(lines["forebay_job_streams"]) == 0
 
     until(over, "all streams end")

@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-
 from pathlib import Path
 
 import forebay
@@ -12,7 +11,7 @@ from roles import lead, needs_binary, started, worker, workers_there
 
 pytestmark = needs_binary
 
-FILES, ROWS = 6, 40
+FILES, ROWS = 6, 200
 
 
 @pytest.fixture
@@ -21,7 +20,14 @@ def start():
         yield start
 
 
-def pipeline(folder: Path, name: str, files: int = 0, rows: int = 0, more: str = "", step: str = "SELECT n, n * 2 AS twice FROM input") -> Path:
+def pipeline(
+    folder: Path,
+    name: str,
+    files: int = 0,
+    rows: int = 0,
+    more: str = "",
+    step: str = "SELECT n, n * 2 AS twice FROM input",
+) -> Path:
     """A pipeline over CSV files of ``rows`` numbers each, which are written unless they are there."""
     data = folder / name
     data.mkdir(parents=True, exist_ok=True)
@@ -81,7 +87,9 @@ def test_s25_workers_that_die_between_their_shards_and_the_report(start, tmp_pat
     """One never comes back, one comes back under its name, and another one elsewhere does the rest."""
     root = tmp_path / "root"
     leader = lead(start, root)
-    crashing = [worker(start, leader, name, "--slots", "1", FOREBAY_CRASH_AT="after-shards") for name in ("gone", "back")]
+    crashing = [
+        worker(start, leader, name, "--slots", "1", FOREBAY_CRASH_AT="after-shards") for name in ("gone", "back")
+    ]
     with forebay.connect(leader.address) as client:
         workers_there(client, 2)
         path = pipeline(tmp_path, "numbers", FILES, ROWS)
@@ -100,7 +108,9 @@ def test_s25_workers_that_die_between_their_shards_and_the_report(start, tmp_pat
 
 
 def once(client) -> None:
-    rows = client.sql("SELECT count(*) AS n, count(DISTINCT n) AS d, sum(twice) AS s, count(DISTINCT _id) AS i FROM numbers")
+    rows = client.sql(
+        "SELECT count(*) AS n, count(DISTINCT n) AS d, sum(twice) AS s, count(DISTINCT _id) AS i FROM numbers"
+    )
     count = FILES * ROWS
     assert rows.to_pylist() == [{"n": count, "d": count, "s": count * (count - 1), "i": count}]
     versions = client.sql("SELECT count(*) AS n FROM system.versions WHERE dataset = 'numbers'")
@@ -173,7 +183,9 @@ def test_s26_writers_of_one_dataset_at_the_same_time(start, tmp_path):
         text = one.read_text()
         other = tmp_path / "other.toml"
         other.write_text(text.replace("n * 2", "n * 3"))
-        got = at_once([lambda c=c, p=p: c.materialize(p, progress=False) for c, p in zip(clients, (one, other), strict=False)])
+        got = at_once(
+            [lambda c=c, p=p: c.materialize(p, progress=False) for c, p in zip(clients, (one, other), strict=False)]
+        )
         failed = [answer for answer in got if isinstance(answer, forebay.Error)]
         assert len(failed) == 1 and isinstance(failed[0], forebay.FailedPrecondition) and "step" in str(failed[0]), got
         factor = clients[0].sql("SELECT sum(twice) / sum(n) AS f FROM numbers")["f"][0].as_py()
@@ -219,7 +231,9 @@ def test_s28_poison_rows_are_set_aside_and_too_many_fail_the_run(start, tmp_path
                 out.write(f"poison-{file}\n")
         assert client.materialize(path, progress=False)["quarantined"] == 3
         once(client)
-        bad = client.sql("SELECT source, message FROM system.quarantine WHERE dataset = 'numbers' ORDER BY source").to_pylist()
+        bad = client.sql(
+            "SELECT source, message FROM system.quarantine WHERE dataset = 'numbers' ORDER BY source"
+        ).to_pylist()
         assert [row["source"].split("/")[-1] for row in bad] == ["f1.csv", "f4.csv", "f5.csv"], bad
         assert all(f"poison-{file}" in row["message"] for file, row in zip((1, 4, 5), bad, strict=True)), bad
 
@@ -230,7 +244,9 @@ def test_s28_poison_rows_are_set_aside_and_too_many_fail_the_run(start, tmp_path
         assert "max_errors" in str(failed.value), "it says what can be done"
         with pytest.raises(forebay.NotFound):
             client.dataset("strict")
-        tasks = client.sql("SELECT error FROM system.tasks WHERE dataset = 'strict' AND state = 'failed'")["error"].to_pylist()
+        tasks = client.sql("SELECT error FROM system.tasks WHERE dataset = 'strict' AND state = 'failed'")[
+            "error"
+        ].to_pylist()
         assert any("more than 2 bad rows" in (error or "") for error in tasks), tasks
         # Mended, the rest is taken up.
         for file in (1, 4, 5):

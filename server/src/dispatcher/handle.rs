@@ -448,6 +448,19 @@ impl Dispatcher {
         self.look(move |state, _| state.jobs.get(&name).map(|job| JobSettings::clone(&job.settings))).await
     }
 
+    /// Workers where the ranks of a job with a fixed map are to read; none where any will do.
+    ///
+    /// # Errors
+    /// `BadInput` for a name that no job can have, `Unavailable` when the dispatcher has ended.
+    pub async fn map_workers(&self, job: &str) -> Result<Vec<WorkerName>> {
+        let name = JobName::parse(job)?;
+        self.look(move |state, volatile| {
+            let fixed = state.jobs.get(&name).is_some_and(|job| job.settings.is_fixed());
+            if fixed { dispatch::job_workers(state, volatile, &name) } else { Vec::new() }
+        })
+        .await
+    }
+
     /// Length of every lease.
     ///
     /// # Errors

@@ -182,6 +182,20 @@ fn footer_error(root: &Root, path: &Path, error: ParquetError) -> Error {
     Error::corrupt(format!("{} isn't a readable Parquet file: {error}", root.place(path)))
 }
 
+/// What it means that the bytes of a shard up to `end` could not be read: stores don't agree on what to say of a file that ends before them.
+async fn unread(root: &Root, path: &Path, end: u64, doing: &str, error: &object_store::Error) -> Error {
+    let failed = root.error(doing, path, error);
+    if failed.kind == Kind::NotFound {
+        return failed;
+    }
+    match root.store().head(path).await {
+        Ok(found) if found.size < end => {
+            Error::corrupt(format!("{} has {} bytes where the log says at least {end}", root.place(path), found.size))
+        }
+        _ => failed,
+    }
+}
+
 struct FooterFetch<'a> {
     root: &'a Root,
     path: &'a Path,
@@ -191,8 +205,10 @@ impl MetadataFetch for FooterFetch<'_> {
     fn fetch(&mut self, range: Range<u64>) -> BoxFuture<'_, parquet::errors::Result<Bytes>> {
         let (root, path) = (self.root, self.path);
         async move {
-            let got = root.store().get_range(path, range).await;
-            got.map_err(|e| ParquetError::External(Box::new(root.error("read the footer of", path, &e))))
+            match root.store().get_range(path, range.clone()).await {
+                Ok(bytes) => Ok(bytes),
+                Err(e) => Err(ParquetError::External(Box::new(unread(root, path, range.end, "read the footer of", &e).await))),
+            }
         }
         .boxed()
     }
@@ -288,14 +304,17 @@ struct Chunks {
 }
 
 async fn fetch(root: &Root, path: &Path, ranges: &[Range<u64>]) -> Result<Chunks> {
-    let parts = root.store().get_ranges(path, ranges).await.map_err(|e| {
-        let error = root.error("read the shard", path, &e);
-        match error.kind {
-            Kind::NotFound => error.with_remedy("its version was vacuumed or its dataset dropped; open the dataset again"),
-            _ => error,
-        }
-    })?;
     let size = ranges.iter().map(|r| r.end).max().unwrap_or(0);
+    let parts = match root.store().get_ranges(path, ranges).await {
+        Ok(parts) => parts,
+        Err(e) => {
+            let error = unread(root, path, size, "read the shard", &e).await;
+            return Err(match error.kind {
+                Kind::NotFound => error.with_remedy("its version was vacuumed or its dataset dropped; open the dataset again"),
+                _ => error,
+            });
+        }
+    };
     Ok(Chunks { parts: ranges.iter().map(|r| r.start).zip(parts).collect(), size })
 }
 
