@@ -284,6 +284,19 @@ pub struct JobPlace {
     pub pass: Option<u32>,
     /// A consumer that gives no sign of life for this long is taken for dead.
     pub lease_ms: u64,
+    /// When the incarnation began, in milliseconds since 1970. A consumer that comes back and finds another time here finds another job: the
+    /// dispatcher has lost what it knew.
+    #[serde(default)]
+    pub created_ms: i64,
+}
+
+impl JobPlace {
+    /// Whether a consumer that was here and joins again as `later` found another job of the same name: incarnations count up, and each has one
+    /// beginning.
+    pub fn is_of_another_job(&self, later: &Self) -> bool {
+        let same = self.incarnation == later.incarnation;
+        later.incarnation < self.incarnation || (same && later.created_ms != self.created_ms)
+    }
 }
 
 /// Batches of one pass.

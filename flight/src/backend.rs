@@ -113,8 +113,8 @@ pub trait JobControl: Send + Sync + 'static {
 pub enum Reading<'a> {
     /// A dataset's groups of shards.
     Dataset,
-    /// A job's stream.
-    Job,
+    /// A stream of the job with this name.
+    Job(&'a str),
     /// The query with this payload.
     Query(&'a Value),
 }

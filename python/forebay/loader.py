@@ -73,6 +73,7 @@ class Loader:
         columns: list[str] | None = None,
         filter: str | None = None,
         bucket_by: str | None = None,
+        round_size: int | None = None,
         format: str = "numpy",
         prefetch_batches: int = 4,
         transform: Callable | None = None,
@@ -84,6 +85,7 @@ class Loader:
         restart: bool = False,
         rank_lost: str | None = None,
         rank_timeout: str | None = None,
+        idle_timeout: str | None = None,
         kept_commits: int | None = None,
     ):
         if format not in FORMATS:
@@ -109,10 +111,12 @@ class Loader:
             "steps": steps,
             "end": end,
             "bucket_by": bucket_by,
+            "round_size": round_size,
             "columns": columns,
             "filter": filter,
             "rank_lost": rank_lost,
             "rank_timeout": rank_timeout,
+            "idle_timeout": idle_timeout,
             "kept_commits": kept_commits,
             "consumer": consumer or _consumer_name(rank),
         }
@@ -129,6 +133,8 @@ class Loader:
         self._lost = False
         self._reading = False
         self._restore: dict | None = None
+        # A state was loaded: a loop over more passes than are left ends, and finds no finished job.
+        self._resumed = False
         # Of a fixed map: where the next step begins, and per pass where step 0 does.
         self._next: dict | None = None
         self._bases: dict[int, int] = {}
@@ -208,7 +214,7 @@ class Loader:
         self._settings["job"] = state["job"]
         self._member = Member(self._client, self._settings, self._ranked)
         self._restore = {"token": state["token"], "attempt": attempt or self._attempt()}
-        self._lost, self._only_pass, self.finished = False, None, False
+        self._lost, self._only_pass, self.finished, self._resumed = False, None, False, True
         token = state["token"]
         self._next = token if self._fixed else None
         # Step 0 of the pass that goes on is where the checkpoint stands.
@@ -245,6 +251,8 @@ class Loader:
         if self._stream is not None:
             raise FailedPrecondition("this loader is already being read", "use one loop at a time, or another loader")
         settings = dict(self._settings)
+        if self._resumed and self.finished and self._only_pass is None and not self._restart:
+            return iter(())
         if self._only_pass is not None and self._restore is not None:
             raise FailedPrecondition(
                 "set_epoch after load_state_dict: the checkpoint says which pass goes on",

@@ -59,6 +59,11 @@ class Member:
             raise FailedPrecondition(
                 f"job `{self.job}` goes on from a checkpoint without this consumer", "load the checkpoint here too"
             )
+        if self._place is not None and _is_another(self._place, place):
+            raise FailedPrecondition(
+                f"job `{self.job}` is another one of the same name: the dispatcher has lost what it knew of this one",
+                "look for the journal of its root, and restart the trainers together",
+            )
         self._place, self._renewed = place, max(self._renewed, asked_at)
         if self.reports and self._keeper is None:
             period = max(place["lease_ms"] / 1000 / _BEATS, 0.05)
@@ -196,6 +201,13 @@ class Member:
         for number, batch in taken:
             passes.setdefault(number, []).append(batch)
         return [{"pass": number, "batches": batches} for number, batches in passes.items()]
+
+
+def _is_another(here: dict, there: dict) -> bool:
+    # Incarnations count up, and each has one beginning.
+    if there["incarnation"] != here["incarnation"]:
+        return there["incarnation"] < here["incarnation"]
+    return there.get("created_ms") != here.get("created_ms")
 
 
 def _keep(of: weakref.ref, stop: threading.Event, period: float) -> None:

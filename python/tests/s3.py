@@ -1,6 +1,7 @@
 """An S3 endpoint of the tests' own: moto's server behind a wrapper that makes conditional puts atomic and injects faults by a seed.
 
-`python s3.py PORT SEED` serves until killed; a seed of 0 injects nothing. Each fault is one that real stores show: 503 before anything is done, a
+`python s3.py PORT SEED` serves until killed; a seed of 0 injects nothing, and `plain` makes it a store that renames and copies nothing and takes
+half a second for each list. Each fault is one that real stores show: 503 before anything is done, a
 put that is applied and then answered with 500, a connection that is cut in the middle of an answer, an answer that takes its time.
 """
 
@@ -14,18 +15,22 @@ from werkzeug.serving import make_server
 
 # Share of calls with a fault.
 FAULTS = 0.08
+# Seconds that a plain store takes for a list.
+SLOW_LIST = 0.5
 
 
 class Endpoint:
     """A WSGI application."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, plain: bool = False):
         self._inner = DomainDispatcherApplication(create_backend_app)
         # moto looks whether a key exists and then writes it: two racing creates could both win.
         self._writing = threading.Lock()
         self._random = random.Random(seed)
         self._faulty = seed != 0
+        self._plain = plain
         self.faults: dict[str, int] = {}
+        self.lists = 0
 
     def _fault(self, method: str) -> str | None:
         if not self._faulty or self._random.random() >= FAULTS:
@@ -39,6 +44,15 @@ class Endpoint:
         if environ["PATH_INFO"] == "/faults":
             start_response("200 OK", [("content-type", "text/plain")])
             return [str(sum(self.faults.values())).encode()]
+        if environ["PATH_INFO"] == "/lists":
+            start_response("200 OK", [("content-type", "text/plain")])
+            return [str(self.lists).encode()]
+        if self._plain and "HTTP_X_AMZ_COPY_SOURCE" in environ:
+            return _failed(start_response, "501 Not Implemented", "NotImplemented")
+        if environ["REQUEST_METHOD"] == "GET" and "list-type" in environ["QUERY_STRING"]:
+            self.lists += 1
+            if self._plain:
+                time.sleep(SLOW_LIST)
         fault = self._fault(environ["REQUEST_METHOD"])
         if fault == "unavailable":
             return _failed(start_response, "503 Service Unavailable", "SlowDown")
@@ -72,6 +86,8 @@ def _cut(body: bytes):
 
 
 if __name__ == "__main__":
-    endpoint = make_server("127.0.0.1", int(sys.argv[1]), Endpoint(int(sys.argv[2])), threaded=True)
+    plain = sys.argv[2] == "plain"
+    wsgi = Endpoint(0 if plain else int(sys.argv[2]), plain)
+    endpoint = make_server("127.0.0.1", int(sys.argv[1]), wsgi, threaded=True)
     print(endpoint.server_port, flush=True)
     endpoint.serve_forever()

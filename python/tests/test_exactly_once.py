@@ -12,7 +12,8 @@ from pathlib import Path
 
 import forebay
 import pytest
-from roles import Role, free_port, needs_binary, started
+import roles
+from roles import Role, Trainer, check_ledger, finished, lead, needs_binary, started, worker
 
 BATCH = 30
 BATCHES = 34
@@ -253,14 +254,12 @@ with forebay.connect(address) as client:
             print(json.dumps({"batch": loader.meta["batch"]}), flush=True)
             if number % each == 0:
                 print(json.dumps({"state": loader.state_dict()}), flush=True)
-            if sys.argv[5:] == ["slow"]:
-                import time; time.sleep(0.2)
     print(json.dumps({"end": True}), flush=True)
 """
 
 
-def trainer(address: str, job: str, state, each: int, *extra: str) -> subprocess.Popen:
-    command = [sys.executable, "-c", TRAINER, address, job, json.dumps(state), str(each), *extra]
+def trainer(address: str, job: str, state, each: int) -> subprocess.Popen:
+    command = [sys.executable, "-c", TRAINER, address, job, json.dumps(state), str(each)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -302,12 +301,12 @@ def test_s09_trainers_killed_again_and_again_train_on_every_row_once(client):
 @pytest.fixture
 def processes():
     with started() as start:
-        yield lambda *args: start(Role, *args)
+        yield start
 
 
 @needs_binary
 def test_s13_a_server_killed_in_the_middle_of_a_pass_costs_and_repeats_nothing(folder: Path, tmp_path: Path, processes):
-    server = processes("serve", "--root", str(tmp_path / "root"), "--listen", f"127.0.0.1:{free_port()}")
+    server = processes(Role, "serve", "--root", str(tmp_path / "root"))
     with forebay.connect(server.address) as client:
         client.materialize(folder / "points.toml", progress=False)
         got: list[int] = []
@@ -327,22 +326,15 @@ def test_s13_a_server_killed_in_the_middle_of_a_pass_costs_and_repeats_nothing(f
 @needs_binary
 def test_s05_workers_killed_under_consumers_that_go_on(folder: Path, tmp_path: Path, processes):
     """Two consumers and two workers, one of which dies: the trainers hear nothing of it, and every batch is yielded once."""
-    root = str(tmp_path / "root")
-    leader = processes("dispatcher", "--root", root, "--listen", f"127.0.0.1:{free_port()}", "--lease", "15s")
-    workers = [
-        processes("worker", "--dispatcher", leader.address, "--listen", "127.0.0.1:0", "--name", f"w{number}")
-        for number in range(2)
-    ]
+    leader = lead(processes, tmp_path / "root", folder)
+    workers = [worker(processes, leader, f"w{number}") for number in range(2)]
+    trainers = [processes(Trainer, [leader.address], job="workers", epochs=1, **EXACT) for _ in range(2)]
+    roles.together(trainers, 3)
+    workers[0].kill()
+    assert finished(trainers) == [{"end": True}] * 2
+    every([told["batch"] for trainer in trainers for told in trainer.told])
     with forebay.connect(leader.address) as client:
-        client.materialize(folder / "points.toml", progress=False)
-        trainers = [trainer(leader.address, "workers", None, 1000, "slow") for _ in range(2)]
-        got = [[said(process)["batch"] for _ in range(3)] for process in trainers]
-        workers[0].kill()
-        for mine, process in zip(got, trainers, strict=True):
-            while "batch" in (told := said(process)):
-                mine.append(told["batch"])
-            assert process.wait() == 0
-        every(got[0] + got[1])
+        check_ledger(client, "workers", trainers, BATCHES, 1)
         losses = client.sql("SELECT count(*) AS n FROM system.losses WHERE job = 'workers'")
         assert losses["n"].to_pylist() == [0]
 
@@ -350,23 +342,19 @@ def test_s05_workers_killed_under_consumers_that_go_on(folder: Path, tmp_path: P
 @needs_binary
 def test_a_trainer_that_slept_too_long_yields_nothing_that_went_to_another(folder: Path, tmp_path: Path, processes):
     """Stopped for longer than its lease: what it held is given to another, and it is refused when it wakes."""
-    leader = processes("dispatcher", "--root", str(tmp_path / "root"), "--listen", "127.0.0.1:0", "--lease", "15s")
-    worker = processes("worker", "--dispatcher", leader.address, "--listen", "127.0.0.1:0", "--name", "w0")
-    with forebay.connect(leader.address) as client:
-        client.materialize(folder / "points.toml", progress=False)
-        asleep = trainer(leader.address, "sleeper", None, 1000, "slow")
-        before = [said(asleep)["batch"] for _ in range(3)]
-        os.kill(asleep.pid, signal.SIGSTOP)
-        # An open stream keeps its consumer alive until the pings of its connection fail, which takes a minute: it breaks now.
-        worker.kill()
-        worker.start()
-        with exact(client, "sleeper", timeout=120) as loader:
-            every(draw(loader))
-            os.kill(asleep.pid, signal.SIGCONT)
-            late = [json.loads(line) for line in asleep.stdout]
-        assert asleep.wait() != 0, "it is told that it is fenced"
-        # Whatever it had printed into the pipe before it was stopped.
-        assert len(late) <= 2, (before, late)
+    leader = lead(processes, tmp_path / "root", folder)
+    only = worker(processes, leader, "w0")
+    asleep = processes(Trainer, [leader.address], job="sleeper", epochs=1, **EXACT)
+    asleep.take(3)
+    os.kill(asleep.process.pid, signal.SIGSTOP)
+    # An open stream keeps its consumer alive until the pings of its connection fail, which takes a minute: it breaks now.
+    only.kill()
+    only.start()
+    with forebay.connect(leader.address) as client, exact(client, "sleeper", timeout=120) as loader:
+        every(draw(loader))
+        os.kill(asleep.process.pid, signal.SIGCONT)
+        assert "fenced" in asleep.finish()["error"]
+    assert len(asleep.told) == 3, "it was stopped before it took a fourth"
 
 
 def test_an_older_checkpoint_is_not_joined_to_what_was_committed_since(client):

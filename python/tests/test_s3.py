@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.request
 
+import forebay
 import pytest
 
 pytest.importorskip("moto")
@@ -21,7 +22,7 @@ SECRET = "planted-secret-Zq81"
 class Store:
     """An endpoint in a process of its own, with a bucket."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int | str):
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "s3.py"), "0", str(seed)],
             stdout=subprocess.PIPE,
@@ -48,6 +49,9 @@ class Store:
 
     def faults(self) -> int:
         return int(urllib.request.urlopen(f"{self.endpoint}/faults").read())
+
+    def lists(self) -> int:
+        return int(urllib.request.urlopen(f"{self.endpoint}/lists").read())
 
 
 @pytest.fixture(params=[0, 7, 8], ids=["reliable", "faulty-7", "faulty-8"])
@@ -108,6 +112,33 @@ def test_the_whole_way_on_s3(folder, store):
     assert read[0]["rows"] == read[1]["rows"] == 2 * ROWS and read[0]["digest"] == read[1]["digest"]
     if "faulty" in os.environ.get("PYTEST_CURRENT_TEST", ""):
         assert store.faults() > 0
+
+
+@pytest.mark.parametrize("store", ["plain"], indirect=True)
+def test_s31_a_store_that_renames_nothing_and_lists_slowly(folder, store):
+    """Shards are written under their final names; reading looks at the log and not at folders, so that slow lists cost no read anything."""
+    succeeds(folder, store, "materialize", "numbers.toml")
+    binary = os.environ.get("FOREBAY_BIN", "forebay")
+    serve = ["serve", "--root", "s3://bucket/root", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--json"]
+    server = subprocess.Popen([binary, *serve], env=store.environment(), stdout=subprocess.PIPE, text=True)
+    try:
+        with forebay.connect(json.loads(server.stdout.readline())["address"]) as client:
+            assert client.dataset("numbers").to_arrow().num_rows == 2 * ROWS
+            before = store.lists()
+            with client.loader("numbers", job="run", batch_size=10, epochs=2, timeout=90) as loader:
+                rows = [sorted(int(x) for batch in loader for x in batch["x"]) for _ in range(2)]
+            assert rows == [list(range(ROWS))] * 2
+            # One look at the log and one at the journal now and then; 600 batches need none.
+            assert store.lists() - before < 60
+            visits = client.sql("SELECT state, count(*) AS n FROM system.visits WHERE job = 'run' GROUP BY state")
+            assert visits.to_pylist() == [{"state": "acknowledged", "n": 2 * ROWS // 10}]
+            assert (
+                client.action("forebay.datasets", {"op": "vacuum", "name": "numbers", "older_than_s": 0})[0]["removed"]
+                == []
+            )
+    finally:
+        server.kill()
+        server.wait()
 
 
 @pytest.mark.parametrize("store", [0], indirect=True)

@@ -5,6 +5,7 @@
 pub mod backend;
 pub mod cli;
 pub mod config;
+mod crash;
 pub mod dispatcher;
 pub mod engine;
 pub mod http;

@@ -53,7 +53,9 @@ pub fn decide(state: &State, volatile: &mut Volatile, now: Now, event: Event) ->
         Event::Commit { job, incarnation, consumer, call, taken } => {
             decide_commits::commit(&mut d, job, incarnation, consumer, call, taken)?;
         }
-        Event::Restore { settings, consumer, token, attempt } => decide_commits::restore(&mut d, *settings, &consumer, token, attempt)?,
+        Event::Restore { settings, consumer, token, attempt, stored } => {
+            decide_commits::restore(&mut d, *settings, &consumer, token, attempt, stored.as_deref())?;
+        }
         Event::OfSession { .. } => return Err(Error::internal("a session within a session")),
         Event::LeaveJob { job, consumer } => {
             if d.state.jobs.get(&job).is_some_and(|j| d.is_session_of(j, &consumer)) {

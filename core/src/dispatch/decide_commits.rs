@@ -6,7 +6,7 @@ use super::decide_equal;
 use super::decide_jobs::{self, check_member, find, join, over};
 use super::decide_visits::acknowledgeable;
 use super::entry::{Change, JobEnd};
-use super::event::{OpenedJob, Reply, Taken};
+use super::event::{OpenedJob, Reply, StoredDataset, Taken};
 use super::job_state::{Consumer, Job, JobPhase};
 use super::map::Map;
 use super::pass_state::{Pass, PassShape};
@@ -73,6 +73,11 @@ pub(super) fn commit(
     d.volatile.consumer_seen(&name, &consumer, d.now);
     let open = job.next_commit;
     let number = member.behind.map_or(open, |behind| u64::try_from(behind.saturating_add_unsigned(call)).unwrap_or(0));
+    // What an uneven call named is in no commit, and open again.
+    let uneven = job.commits.get(&number).is_some_and(|record| record.uneven.is_some());
+    if !uneven && (number < open || member.called == Some(open)) {
+        check_repeated(job, &consumer, call, &taken)?;
+    }
     if number < open {
         return answer(d, job, number);
     }
@@ -94,6 +99,26 @@ pub(super) fn commit(
     // Whether all have called is seen when this entry is applied.
     d.job_changed(&name);
     d.reply(Reply::Wait);
+    Ok(())
+}
+
+/// A call that is made again takes nothing more: it would be told that something is in its commit that is not.
+fn check_repeated(job: &Job, consumer: &ConsumerName, call: u64, taken: &Taken) -> Result<()> {
+    for (pass, batches) in taken {
+        let more = acknowledgeable(job, consumer, *pass, batches.clone())?.first().map(|(batch, _)| *batch);
+        let its = |stream: StreamId| job.streams.get(&stream).is_some_and(|s| s.consumer == *consumer);
+        let later = |batch: BatchId| {
+            let visit = job.passes.get(pass).and_then(|p| p.visit(batch)).filter(|v| v.stream.is_some_and(its));
+            visit.is_some_and(|v| v.state == VisitState::Acknowledged && v.mark == Mark::Open)
+        };
+        if let Some(batch) = more.or_else(|| batches.iter().map(|(batch, _)| *batch).find(|b| later(*b))) {
+            let name = &job.settings.job;
+            return Err(Error::bad_input(format!(
+                "call {call} of consumer `{consumer}` of job `{name}` was made before, without batch {batch} of pass {pass}"
+            ))
+            .with_remedy("repeat a call as it was, and name what was taken since in the next one"));
+        }
+    }
     Ok(())
 }
 
@@ -230,9 +255,10 @@ pub(super) fn restore(
     consumer: &ConsumerSettings,
     token: Token,
     attempt: Option<String>,
+    stored: Option<&StoredDataset>,
 ) -> Result<()> {
     let name = settings.job.clone();
-    let job = find(d, &name)?;
+    let Some(job) = d.state.jobs.get(&name) else { return begin(d, settings, consumer, token, attempt, stored) };
     let settings = decide_jobs::with_rounds_of(job, settings);
     if joins(d, job, consumer, token, attempt.as_deref()) {
         let difference = job.settings.difference(&settings);
@@ -249,7 +275,7 @@ pub(super) fn restore(
         && job.pass_at(restored.place).is_none()
     {
         // Nothing was left to do, and the others may have left already.
-        d.reply(Reply::Job(OpenedJob { job: name, incarnation: job.incarnation, pass: None }));
+        d.reply(Reply::Job(OpenedJob { job: name, incarnation: job.incarnation, pass: None, created_ms: job.created_ms }));
         return Ok(());
     }
     if attempt.as_ref().is_some_and(|a| job.attempts.contains(a)) {
@@ -282,6 +308,28 @@ pub(super) fn restore(
         restored: Some(Box::new(restored)),
     });
     join(d, &fresh, consumer)
+}
+
+/// A state that was made before anybody had opened the job: ranks of a fixed map compute it without asking. It stands before the first batch.
+fn begin(
+    d: &mut Deciding<'_>,
+    settings: JobSettings,
+    consumer: &ConsumerSettings,
+    token: Token,
+    attempt: Option<String>,
+    stored: Option<&StoredDataset>,
+) -> Result<()> {
+    let name = settings.job.clone();
+    let first = matches!(token, Token::At { next: 0, pass } if settings.is_fixed() && settings.epochs.nth(0, 1) == Some(pass.0));
+    if !first {
+        return find(d, &name).map(|_| ());
+    }
+    let epochs = decide_jobs::epochs_of(d, &settings, stored)?;
+    let job = Job::new(settings.clone(), epochs.clone(), Incarnation(0), d.now.wall_ms);
+    d.volatile.forget_job(&name);
+    let restored = Restored { token, attempt, place: 0, pass: None, joined: Default::default() };
+    d.push(Change::JobCreated { settings: Box::new(settings), incarnation: job.incarnation, epochs, restored: Some(Box::new(restored)) });
+    join(d, &job, consumer)
 }
 
 /// The passes of the job that goes on are those of the checkpoint, as far as it came.

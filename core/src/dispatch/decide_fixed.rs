@@ -62,14 +62,13 @@ fn class_end(pass: &Pass, id: WindowId, batch: u64) -> u32 {
     u32::try_from(to).unwrap_or(u32::MAX)
 }
 
-/// Grants the rank's next batches, in order, if the stream's worker has their window and their steps are open.
+/// Grants the rank's next batches, in order, if their steps are open and this is the stream that gets them.
 pub(super) fn grant_own(d: &mut Deciding<'_>, a: &Asked<'_>, map: &Map, batch: u64, most: u64) {
     let most = if a.stream.acks { most.min(room_of(a.job, a.pass, a.stream)) } else { most };
     let open = steps_open(a.pass, map, batch).min(most);
     let (id, at) = a.pass.place(BatchId(batch));
     let holder = a.pass.windows.get(&id).and_then(|w| w.worker.as_deref()).filter(|h| !d.volatile.is_draining(h));
-    // Where another worker has the window, another stream of the rank gets its batches: going on here would change their order.
-    if open == 0 || holder.is_some_and(|h| *h != a.stream.worker) {
+    if open == 0 || holder.is_some_and(|h| *h != a.stream.worker && !serves(a, h)) {
         return;
     }
     let to = if map.is_single() { run_end(a.pass, map, id, (batch, at), open) } else { at + 1 };
@@ -77,6 +76,14 @@ pub(super) fn grant_own(d: &mut Deciding<'_>, a: &Asked<'_>, map: &Map, batch: u
     if let Some(attempt) = lease_up_to(d, a, id) {
         d.grant(a, (id, attempt), (at, to), batch..last + 1, map.world());
     }
+}
+
+/// Whether this stream gets its rank's batches of a window that another worker has. One that the rank has to that worker would, or else its
+/// oldest: two that go on at once would change the order of the batches. Most consumers have one, and the window is read here too.
+fn serves(a: &Asked<'_>, holder: &WorkerName) -> bool {
+    let its = a.job.streams.of_consumer(&a.stream.consumer).iter();
+    let mut others = its.filter_map(|id| Some((*id, a.job.streams.get(id).filter(|s| s.open)?))).filter(|(id, _)| *id != a.id);
+    !others.any(|(id, stream)| stream.worker == *holder || id < a.id)
 }
 
 /// Where the run of pending batches of the rank ends that begins at `at`.
@@ -98,8 +105,8 @@ fn steps_open(pass: &Pass, map: &Map, batch: u64) -> u64 {
     (map.step_of(pass.lead) + 1).saturating_sub(map.step_of(batch))
 }
 
-/// Leases a window, and those before it that nobody has begun, to the stream's worker unless it has it. None when the job's open windows are with
-/// as many workers as they may be: the stream ends, and its consumer goes on with those.
+/// Leases a window, and those before it that nobody has begun, to the stream's worker unless it or another one has it. None when the job's open
+/// windows are with as many workers as they may be: the stream ends, and its consumer goes on with those.
 fn lease_up_to(d: &mut Deciding<'_>, a: &Asked<'_>, id: WindowId) -> Option<Attempt> {
     let window = a.pass.windows.get(&id);
     if let Some(window) = window.filter(|w| w.worker.as_deref() == Some(&a.stream.worker)) {
@@ -109,6 +116,10 @@ fn lease_up_to(d: &mut Deciding<'_>, a: &Asked<'_>, id: WindowId) -> Option<Atte
     if holders.len() >= d.volatile.map_workers() && !holders.contains(&a.stream.worker) {
         d.reply(Reply::Granted(Granted::Drain));
         return None;
+    }
+    if let Some(window) = window.filter(|w| w.worker.as_deref().is_some_and(|h| !d.volatile.is_draining(h))) {
+        // Grants belong to streams: the window is read twice, and its lease stays.
+        return Some(window.attempt);
     }
     let mut fresh = a.pass.next_window;
     while let Some(next) = a.pass.next_fresh(fresh).filter(|next| *next < id) {
@@ -134,7 +145,7 @@ pub(super) fn grant_tail(d: &mut Deciding<'_>, a: &Asked<'_>) -> bool {
     let Some(batch) = tail(a.pass, map, a.pass.end.unwrap_or(u64::MAX)).next() else { return false };
     let (id, at) = a.pass.place(BatchId(batch));
     let holder = a.pass.windows.get(&id).and_then(|w| w.worker.as_deref()).filter(|h| !d.volatile.is_draining(h));
-    if holder.is_none_or(|h| *h == a.stream.worker)
+    if holder.is_none_or(|h| *h == a.stream.worker || serves(a, h))
         && let Some(attempt) = lease_up_to(d, a, id)
     {
         d.grant(a, (id, attempt), (at, at + 1), batch..batch + 1, 1);

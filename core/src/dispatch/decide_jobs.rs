@@ -70,7 +70,7 @@ pub(super) fn over(job: &Job) -> Error {
 }
 
 /// The C epochs that a new incarnation reads: what is stored and what is being written.
-fn epochs_of(d: &Deciding<'_>, settings: &JobSettings, stored: Option<&StoredDataset>) -> Result<Vec<EpochId>> {
+pub(super) fn epochs_of(d: &Deciding<'_>, settings: &JobSettings, stored: Option<&StoredDataset>) -> Result<Vec<EpochId>> {
     let mut epochs = stored.map(|s| s.epochs.clone()).unwrap_or_default();
     let run = d.state.datasets.get(&settings.dataset).and_then(|k| k.run.as_ref()).filter(|r| r.is_running());
     if let Some(run) = run
@@ -125,7 +125,8 @@ pub(super) fn join(d: &mut Deciding<'_>, job: &Job, consumer: &ConsumerSettings)
     }
     d.volatile.consumer_seen(name, &consumer.consumer, d.now);
     d.volatile.idle_since.remove(name);
-    d.reply(Reply::Job(OpenedJob { job: name.clone(), incarnation: job.incarnation, pass: job.pass_at(at) }));
+    let (incarnation, created_ms) = (job.incarnation, job.created_ms);
+    d.reply(Reply::Job(OpenedJob { job: name.clone(), incarnation, pass: job.pass_at(at), created_ms }));
     Ok(())
 }
 

@@ -250,6 +250,7 @@ pub(super) fn acknowledge(
         d.volatile.consumer_seen(&name, &consumer, d.now);
     }
     let taken = acknowledgeable(job, &consumer, pass_id, batches)?;
+    d.reply(Reply::Acknowledged(taken.len() as u64));
     if !taken.is_empty() {
         // Acknowledgements make room for grants.
         d.job_changed(&name);

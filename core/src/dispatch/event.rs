@@ -141,6 +141,8 @@ pub enum Event {
         consumer: Box<ConsumerSettings>,
         token: Token,
         attempt: Option<String>,
+        /// For a job that nobody has opened yet.
+        stored: Option<Box<StoredDataset>>,
     },
     /// The event of a consumer's process: `OpenJob`, `OpenStream`, `Acknowledge`, `Report`, `Commit`, `Restore` or `LeaveJob`.
     OfSession {
@@ -299,6 +301,8 @@ pub enum Reply {
     Job(OpenedJob),
     Stream(StreamId),
     Granted(Granted),
+    /// So many of the batches were not acknowledged before.
+    Acknowledged(u64),
     /// The commit is complete: what every consumer gets.
     Committed(Token),
 }
@@ -309,6 +313,8 @@ pub struct OpenedJob {
     pub incarnation: Incarnation,
     /// The pass that the consumer is in, or will be.
     pub pass: Option<PassId>,
+    /// When the incarnation began, in milliseconds since 1970: another job of the same name began at another time.
+    pub created_ms: i64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod commit_tests;
+mod fixed_tests;
 mod golden_tests;
 mod job_tests;
 mod materialize_tests;

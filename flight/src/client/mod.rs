@@ -24,7 +24,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Endpoint;
 
 use crate::api::{
-    AckRequest, DatasetDetail, DatasetSummary, DatasetsRequest, EpochInfo, IndexProgress, IndexRequest, JobRequest, JobStatus,
+    AckRequest, DatasetDetail, DatasetSummary, DatasetsRequest, EpochInfo, IndexProgress, IndexRequest, JobPlace, JobRequest, JobStatus,
     MaterializeProgress, MaterializeRequest, PlanInfo, PlanRequest,
 };
 use crate::decode::schema_from_info;
@@ -56,6 +56,8 @@ pub struct OpenedJob {
     pub location: Option<String>,
     /// Rows that the job delivers, where known.
     pub rows: Option<u64>,
+    /// The consumer's place in the job.
+    pub place: JobPlace,
 }
 
 impl Client {
@@ -256,7 +258,9 @@ impl Client {
         let endpoint = info.endpoint.into_iter().next().ok_or_else(|| Error::internal("the server gave no endpoint for the job"))?;
         let location = location_of(&endpoint);
         let ticket = endpoint.ticket.ok_or_else(|| Error::internal("the server gave no ticket for the job"))?;
-        Ok(OpenedJob { schema, ticket: ticket.ticket, location, rows: u64::try_from(info.total_records).ok() })
+        let place = serde_json::from_slice(&info.app_metadata)
+            .map_err(|e| Error::internal(format!("the server did not say the consumer's place in the job: {e}")))?;
+        Ok(OpenedJob { schema, ticket: ticket.ticket, location, rows: u64::try_from(info.total_records).ok(), place })
     }
 
     /// A heartbeat: whether the server answers and takes the token.

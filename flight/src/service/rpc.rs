@@ -98,7 +98,7 @@ impl Rpc {
             }
             Command::Job(json) => {
                 let flight = backend.open_job(json).await?;
-                let place = backend.places(Reading::Job, 1).await?.into_iter().next().flatten();
+                let place = backend.places(Reading::Job(&flight.place.job), 1).await?.into_iter().next().flatten();
                 let endpoint = self.shared.endpoint(&Claim::Job(flight.payload), place)?;
                 let about = serde_json::to_vec(&flight.place).map_err(|e| Error::internal(format!("writing a consumer's place: {e}")))?;
                 Ok(flight_info(descriptor, &flight.schema, flight.rows, None)?.with_endpoint(endpoint).with_app_metadata(about))

@@ -313,6 +313,7 @@ async fn open(client: &Client, request: &JobRequest) -> Result<OpenedJob> {
 async fn consume(client: &Client, request: &JobRequest, mut opened: OpenedJob, shared: &Shared, preview: bool) -> Result<Read> {
     let mut read = Read { consumers: 1, schema: Some(opened.schema.clone()), ..Read::default() };
     let mut broken: Option<Instant> = None;
+    let place = opened.place.clone();
     loop {
         let before = read.taken.len();
         match stream(client, opened, &mut read, shared, preview).await {
@@ -333,6 +334,13 @@ async fn consume(client: &Client, request: &JobRequest, mut opened: OpenedJob, s
             Err(e) => return Err(e),
         }
         opened = match open(client, request).await {
+            Ok(opened) if place.is_of_another_job(&opened.place) => {
+                return Err(Error::failed_precondition(format!(
+                    "job `{}` is another one of the same name: the dispatcher has lost what it knew of this one",
+                    place.job
+                ))
+                .with_remedy("look for the journal of its root, and read again under another name"));
+            }
             Ok(opened) => opened,
             // The others finished the job between this consumer's passes.
             Err(e) if e.kind == Kind::FailedPrecondition && e.message.contains("finished") => return Ok(read),

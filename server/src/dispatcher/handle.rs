@@ -147,7 +147,7 @@ impl Dispatcher {
 
     async fn done(&self, event: Event) -> Result<()> {
         match self.ask(event).await? {
-            Reply::Done | Reply::Wanted(_) => Ok(()),
+            Reply::Done | Reply::Wanted(_) | Reply::Acknowledged(_) => Ok(()),
             other => Err(unexpected(&other)),
         }
     }
@@ -308,10 +308,11 @@ impl Dispatcher {
         attempt: Option<String>,
     ) -> Result<OpenedJob> {
         settings.check_supported()?;
-        let (settings, consumer, attempt) = (&settings, &consumer, &attempt);
+        let (settings, consumer, attempt, planner) = (&settings, &consumer, &attempt, &self.local()?.planner);
         let reply = self.ask_patiently(|_| async move {
+            let stored = planner.stored(&settings.dataset, settings.version).await?.map(Box::new);
             let (settings, consumer) = (Box::new(settings.clone()), Box::new(consumer.clone()));
-            Ok(of_session(session, Event::Restore { settings, consumer, token, attempt: attempt.clone() }))
+            Ok(of_session(session, Event::Restore { settings, consumer, token, attempt: attempt.clone(), stored }))
         });
         match reply.await? {
             Reply::Job(opened) => Ok(opened),
@@ -389,6 +390,19 @@ impl Dispatcher {
         self.done(of.says(Event::Acknowledge { job, incarnation, consumer, pass, batches })).await
     }
 
+    /// [`Dispatcher::acknowledge`] at the leader, with how many of the batches were not acknowledged before.
+    ///
+    /// # Errors
+    /// As [`Dispatcher::acknowledge`]; `FailedPrecondition` in a worker's process.
+    pub async fn acknowledge_new(&self, of: &Member, pass: PassId, batches: Vec<(BatchId, Option<u64>)>) -> Result<u64> {
+        self.local()?;
+        let Member { job, incarnation, consumer, .. } = of.clone();
+        match self.ask(of.says(Event::Acknowledge { job, incarnation, consumer, pass, batches })).await? {
+            Reply::Acknowledged(count) => Ok(count),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Ends a stream. Clean: the consumer read it to its end, or closed it.
     ///
     /// # Errors
@@ -432,6 +446,19 @@ impl Dispatcher {
         }
         let name = job.clone();
         self.look(move |state, _| state.jobs.get(&name).map(|job| JobSettings::clone(&job.settings))).await
+    }
+
+    /// Workers where the ranks of a job with a fixed map are to read; none where any will do.
+    ///
+    /// # Errors
+    /// `BadInput` for a name that no job can have, `Unavailable` when the dispatcher has ended.
+    pub async fn map_workers(&self, job: &str) -> Result<Vec<WorkerName>> {
+        let name = JobName::parse(job)?;
+        self.look(move |state, volatile| {
+            let fixed = state.jobs.get(&name).is_some_and(|job| job.settings.is_fixed());
+            if fixed { dispatch::job_workers(state, volatile, &name) } else { Vec::new() }
+        })
+        .await
     }
 
     /// Length of every lease.

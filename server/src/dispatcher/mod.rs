@@ -8,7 +8,6 @@
 //!   that write fails, nothing was told to anybody and the task ends: what it knew is void, and the journal is the truth.
 //! - `work` runs what decisions ask for, and reports back as events.
 
-mod crash;
 mod handle;
 mod member;
 mod remote;

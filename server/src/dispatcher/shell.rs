@@ -21,7 +21,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::waiting::{Request, Waiting, may_wait};
 use super::work::Doer;
-use super::{DispatcherConfig, Planner, crash, fold};
+use super::{DispatcherConfig, Planner, fold};
+use crate::crash;
 
 /// Requests that may wait in the queue; more make their callers wait.
 const QUEUE: usize = 4_096;

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 use super::shell::{Message, Pulse};
-use super::{Planner, crash, ledger_row};
+use super::{Planner, ledger_row};
+use crate::crash;
 
 /// What the work is done with.
 #[derive(Debug, Clone)]

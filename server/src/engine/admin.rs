@@ -77,7 +77,12 @@ impl Engine {
             DatasetsRequest::Show { name, version } => json_of(&self.detail(&name, version).await?),
             DatasetsRequest::Epochs { name } => json_of(&epochs(&*self.known(&name, None).await?)),
             DatasetsRequest::Drop { name } => {
-                let name = self.known(&name, None).await?.name.clone();
+                let name = match self.known(&name, None).await {
+                    Ok(version) => version.name.clone(),
+                    // What can't be read can be dropped.
+                    Err(e) if e.kind == Kind::Corrupt => DatasetName::parse(&name)?,
+                    Err(e) => return Err(e),
+                };
                 self.dispatcher()?.drop_dataset(&name).await?;
                 delta::drop_dataset(self.root(), &name).await?;
                 self.view().forget(&name);

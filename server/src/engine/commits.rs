@@ -46,9 +46,9 @@ impl Engine {
         if taken.is_empty() {
             taken.push(PassBatches { pass: 0, batches: Vec::new() });
         }
-        let count: usize = taken.iter().map(|of| of.batches.len()).sum();
+        let mut count = 0;
         for (pass, batches) in in_passes(taken, |b| (BatchId(b), None)) {
-            self.dispatcher()?.acknowledge(&of, pass, batches).await?;
+            count += self.dispatcher()?.acknowledge_new(&of, pass, batches).await?;
         }
         Ok(json!({ "job": of.job, "acknowledged": count }))
     }
@@ -90,6 +90,7 @@ impl Engine {
             Error::bad_input("forebay.job.restore: `token` is not one of a commit").with_remedy("give what `commit` or `state_dict` gave")
         })?;
         let Asked { settings, consumer, session } = self.resolve(&request.command.to_string()).await?;
+        self.check_filter(&settings).await?;
         let opened = self.dispatcher()?.restore(settings, consumer, session, token, request.attempt).await?;
         Ok(json!({ "job": opened.job, "incarnation": opened.incarnation, "pass": opened.pass }))
     }

@@ -48,6 +48,7 @@ impl Engine {
             incarnation: opened.incarnation.0,
             consumer: name.0.clone(),
             pass: opened.pass.map(|p| p.0),
+            created_ms: opened.created_ms,
             lease_ms: u64::try_from(self.dispatcher()?.term().await?.as_millis()).unwrap_or(u64::MAX),
         };
         let ticket = Place { job: opened.job, incarnation: opened.incarnation, consumer: name, session, by_action };
@@ -75,7 +76,7 @@ impl Engine {
     }
 
     /// A filter that does not plan is refused before the job exists; which rows it takes is found when a pass starts.
-    async fn check_filter(&self, settings: &JobSettings) -> Result<()> {
+    pub(super) async fn check_filter(&self, settings: &JobSettings) -> Result<()> {
         let Some(filter) = &settings.filter else { return Ok(()) };
         let table = match settings.version {
             Some(version) => format!("\"{}@v{version}\"", settings.dataset),

@@ -114,6 +114,7 @@ pub struct Engine {
     worker: WorkerName,
     runs: Arc<Runs>,
     indexing: index::Indexing,
+    puts: put::Puts,
     /// Workers of other processes, where this one leads some.
     registry: Option<Arc<Registry>>,
     reader: Arc<Reader>,

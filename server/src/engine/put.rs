@@ -14,6 +14,8 @@ use futures::StreamExt;
 use object_store::buffered::BufWriter;
 use object_store::path::Path;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use tokio::io::AsyncWriteExt;
 
 use super::Engine;
@@ -42,6 +44,23 @@ impl Mode {
     }
 }
 
+/// Writers of one dataset take turns, from the look at what it consists of to the commit that names that and the new rows: else the last of two
+/// that append at once would leave the other's rows out.
+#[derive(Debug, Default)]
+pub(super) struct Puts(parking_lot::Mutex<BTreeMap<DatasetName, Arc<tokio::sync::Mutex<()>>>>);
+
+impl Puts {
+    async fn turn(&self, name: &DatasetName) -> tokio::sync::OwnedMutexGuard<()> {
+        let turn = {
+            let mut all = self.0.lock();
+            // Whoever has or awaits a turn holds its lock too.
+            all.retain(|_, lock| Arc::strong_count(lock) > 1);
+            all.entry(name.clone()).or_default().clone()
+        };
+        turn.lock_owned().await
+    }
+}
+
 impl Engine {
     /// Stages the stream, then materializes it; answers with the version that holds the rows.
     pub(crate) async fn put(&self, path: &[String], mode: Option<&str>, source: BatchSource) -> Result<Value> {
@@ -50,13 +69,19 @@ impl Engine {
         };
         let name = DatasetName::parse(name)?;
         let mode = Mode::parse(mode)?;
-        let mut files = self.files_before(&name, mode).await?;
+        let before = self.files_before(&name, mode).await?;
         // Refused columns are an error before any row travels.
         types::to_stored(&source.schema)?;
-        let file = format!("{:06}-{}.arrow", files.len(), uuid::Uuid::new_v4().simple());
+        let file = format!("{:06}-{}.arrow", before.len(), uuid::Uuid::new_v4().simple());
         let rows = self.stage(&name, &file, source).await?;
-        files.push(file.clone());
-        let done = self.materialize_put(&name, files, mode).await;
+        let done = async {
+            let _turn = self.puts.turn(&name).await;
+            // Another writer may have been faster: its rows stay, or this one is refused as it would have been before.
+            let mut files = self.files_before(&name, mode).await?;
+            files.push(file.clone());
+            self.materialize_put(&name, files, mode).await
+        };
+        let done = done.await;
         if done.is_err() {
             self.unstage(&name, &file).await;
         }
@@ -151,7 +176,7 @@ impl Engine {
     }
 }
 
-fn spec_files(properties: &std::collections::BTreeMap<String, String>) -> Vec<String> {
+fn spec_files(properties: &BTreeMap<String, String>) -> Vec<String> {
     let spec: Option<PipelineSpec> = properties.get(property::PIPELINE).and_then(|text| serde_json::from_str(text).ok());
     spec.map(|s| s.source.uri).unwrap_or_default()
 }

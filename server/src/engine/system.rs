@@ -3,6 +3,7 @@
 //! Owns: the tables' columns and where their rows come from: the Delta logs, the dispatcher's state (the live one, or the journal folded here
 //! when this process only reads), the ledger and the quarantine files.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock};
 
 use arrow::array::RecordBatch;
@@ -11,7 +12,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use arrow::json::ReaderBuilder;
 use async_trait::async_trait;
 use forebay_core::dispatch::{self, State, Volatile};
-use forebay_core::ids::JobName;
+use forebay_core::ids::{DatasetName, JobName};
 use forebay_core::{Error, Kind, Result};
 use forebay_sql::system::SystemTables;
 use forebay_storage::{artifact, delta, journal, ledger};
@@ -210,18 +211,29 @@ impl System {
         Ok(vec![filter_record_batch(&all, &mask).map_err(arrow_error)?])
     }
 
+    /// Of the newest versions, and of runs whose epochs are not published: why one failed is looked for here.
     async fn quarantine(&self) -> Result<Vec<RecordBatch>> {
-        let mut batches = Vec::new();
+        // A set: an epoch that is just being published is in both.
+        let mut found: BTreeMap<DatasetName, BTreeSet<String>> = BTreeMap::new();
         for version in self.view.all().await? {
-            let mut files = Vec::new();
+            let files = found.entry(version.name.clone()).or_default();
             for epoch in version.epochs() {
                 let name = super::planner::quarantine_list(&version.properties, epoch);
                 let Some(name) = name else { continue };
                 let listed: Option<Vec<String>> = artifact::get_json(self.view.root(), artifact::Of::Dataset(&version.name), &name).await?;
                 files.extend(listed.unwrap_or_default());
             }
-            for batch in artifact::read_quarantine(self.view.root(), &version.name, &files).await? {
-                let name = arrow::array::StringArray::from(vec![version.name.as_str(); batch.num_rows()]);
+        }
+        let (state, _) = self.state().await?;
+        for (name, run) in state.datasets.iter().filter_map(|(name, known)| Some((name, known.run.as_ref()?))) {
+            let tasks = run.epochs.values().filter(|e| !e.is_published()).flat_map(|e| &e.tasks);
+            let files = tasks.filter_map(|t| t.staged.as_ref()?.quarantined.path.clone());
+            found.entry(name.clone()).or_default().extend(files);
+        }
+        let mut batches = Vec::new();
+        for (dataset, files) in found {
+            for batch in artifact::read_quarantine(self.view.root(), &dataset, &Vec::from_iter(files)).await? {
+                let name = arrow::array::StringArray::from(vec![dataset.as_str(); batch.num_rows()]);
                 let mut columns: Vec<arrow::array::ArrayRef> = vec![Arc::new(name)];
                 columns.extend(batch.columns().iter().cloned());
                 batches.push(RecordBatch::try_new(table_schema("quarantine")?, columns).map_err(arrow_error)?);

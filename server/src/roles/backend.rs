@@ -57,7 +57,9 @@ impl Backend for LeaderBackend {
         {
             return Ok(vec![None; count]);
         }
-        Ok(self.registry.choose(count).await?.into_iter().map(Some).collect())
+        // Ranks of a fixed map go where its windows are, so that few workers read each of them.
+        let among = if let Reading::Job(name) = reading { self.engine.0.dispatcher()?.map_workers(name).await? } else { Vec::new() };
+        Ok(self.registry.choose(count, &among).await?.into_iter().map(Some).collect())
     }
 
     async fn query(&self, statement: &Statement) -> Result<QueryPlan> {

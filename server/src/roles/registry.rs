@@ -120,32 +120,34 @@ impl Registry {
         self.inner.lock().workers.remove(worker);
     }
 
-    /// Addresses for `count` streams, the least busy workers first; none while there is no worker.
-    fn chosen(&self, count: usize) -> Option<Vec<String>> {
+    /// Addresses for `count` streams, the least busy workers first, of `among` if one of those is there; none while there is no worker.
+    fn chosen(&self, count: usize, among: &[WorkerName]) -> Option<Vec<String>> {
         let mut inner = self.inner.lock();
         let term = self.term;
         inner.workers.retain(|_, e| e.seen.elapsed() < term);
+        let some = inner.workers.iter().any(|(name, e)| !e.address.draining && among.contains(name));
         let mut places = Vec::with_capacity(count);
         for _ in 0..count {
-            let free = inner.workers.values_mut().filter(|e| !e.address.draining).min_by_key(|e| e.streams + e.sent)?;
+            let fit = inner.workers.iter_mut().filter(|(name, e)| !e.address.draining && (!some || among.contains(name)));
+            let (_, free) = fit.min_by_key(|(_, e)| e.streams + e.sent)?;
             free.sent += 1;
             places.push(free.address.address.clone());
         }
         Some(places)
     }
 
-    /// Chooses where `count` streams are read; waits a little for a first worker.
+    /// Chooses where `count` streams are read, at one of `among` where that is possible; waits a little for a first worker.
     ///
     /// # Errors
     /// `Unavailable` when there is none.
-    pub(super) async fn choose(&self, count: usize) -> Result<Vec<String>> {
+    pub(super) async fn choose(&self, count: usize, among: &[WorkerName]) -> Result<Vec<String>> {
         let chosen = async {
             loop {
                 let arrived = self.arrived.notified();
                 tokio::pin!(arrived);
                 // Before the look, so that a worker that comes between the two is not missed.
                 arrived.as_mut().enable();
-                if let Some(places) = self.chosen(count) {
+                if let Some(places) = self.chosen(count, among) {
                     return places;
                 }
                 arrived.await;
@@ -197,17 +199,19 @@ mod tests {
     #[test]
     fn streams_go_to_the_least_busy_and_never_to_one_that_drains() {
         let registry = Registry::new(Duration::from_secs(20));
-        assert_eq!(registry.chosen(1), None);
+        assert_eq!(registry.chosen(1, &[]), None);
         registry.register(&name("a"), "1", address(1)).unwrap();
         registry.register(&name("b"), "2", address(2)).unwrap();
-        let mut first = registry.chosen(2).unwrap();
+        let mut first = registry.chosen(2, &[]).unwrap();
         first.sort();
         assert_eq!(first, ["w1:7070", "w2:7070"]);
         registry.beat(&name("a"), 0, 3, BTreeSet::new());
         registry.beat(&name("b"), 0, 0, BTreeSet::new());
-        assert_eq!(registry.chosen(3).unwrap(), ["w2:7070", "w2:7070", "w2:7070"]);
+        assert_eq!(registry.chosen(3, &[]).unwrap(), ["w2:7070", "w2:7070", "w2:7070"]);
+        assert_eq!(registry.chosen(2, &[name("a"), name("c")]).unwrap(), ["w1:7070", "w1:7070"], "one of those that are named");
+        assert_eq!(registry.chosen(1, &[name("c")]).unwrap(), ["w2:7070"], "none of them is there");
         assert!(registry.drain(&name("b")));
-        assert_eq!(registry.chosen(1).unwrap(), ["w1:7070"]);
+        assert_eq!(registry.chosen(1, &[]).unwrap(), ["w1:7070"]);
     }
 
     #[test]

@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Worker;
 use super::split::{Fitting, Splitter, with_split};
+use crate::crash;
 use crate::dispatcher::{Quarantined, RunSpec, TaskLease};
 
 /// Runs whose compiled steps are kept: a process works on few pipelines at a time.
@@ -122,6 +123,7 @@ impl Worker {
         };
         let reported = match outcome {
             Ok((shards, quarantined)) => {
+                crash::point("after-shards");
                 self.metrics.rows_materialized.inc_by(shards.iter().map(ShardMeta::rows).sum());
                 self.metrics.bytes_materialized.inc_by(shards.iter().map(|s| s.size).sum());
                 self.metrics.rows_quarantined.inc_by(quarantined.rows);

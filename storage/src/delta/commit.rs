@@ -237,7 +237,12 @@ async fn prepare(root: &Root, name: &DatasetName, version: VersionId) -> Result<
     }
     let files = LogFiles::list(root, name).await?;
     if !files.has_beginning() && !files.commits.is_empty() {
+        if !files.is_gone(root, name).await? {
+            return Err(LogFiles::lost(root, name, 0));
+        }
         super::vacuum::delete_log(root, name).await?;
+        let marker = paths::drop_marker(name);
+        root.store().delete(&marker).await.map_err(|e| root.error("remove", &marker, &e))?;
     }
     Ok(())
 }

@@ -50,9 +50,32 @@ impl LogFiles {
         Ok(files)
     }
 
-    /// Whether a version can be put together at all. A log without a beginning is what a drop that was cut short leaves behind.
+    /// Whether a version can be put together at all.
     pub(super) fn has_beginning(&self) -> bool {
         self.commits.contains(&0) || !self.checkpoints.is_empty()
+    }
+
+    /// Whether this is what a drop that was cut short leaves behind, or nothing at all. Else a log without a beginning has lost it.
+    pub(super) async fn is_gone(&self, root: &Root, name: &DatasetName) -> Result<bool> {
+        if self.has_beginning() {
+            return Ok(false);
+        }
+        if self.commits.is_empty() {
+            return Ok(true);
+        }
+        let marker = paths::drop_marker(name);
+        match root.store().head(&marker).await {
+            Ok(_) => Ok(true),
+            Err(object_store::Error::NotFound { .. }) => Ok(false),
+            Err(e) => Err(root.error("look for", &marker, &e)),
+        }
+    }
+
+    /// What is said of a log that has lost its beginning.
+    pub(super) fn lost(root: &Root, name: &DatasetName, commit: u64) -> Error {
+        let file = root.place(&paths::commit_file(name, VersionId(commit)));
+        Error::corrupt(format!("the log of `{name}` lacks commit {commit}"))
+            .with_remedy(format!("restore {file}, or drop the dataset and materialize it again"))
     }
 
     pub(super) fn newest(&self) -> Option<u64> {
@@ -136,8 +159,7 @@ pub(super) async fn replay(root: &Root, name: &DatasetName, files: &LogFiles, ve
         None => 0,
     };
     if let Some(missing) = (first..=version).find(|v| !files.commits.contains(v)) {
-        return Err(Error::corrupt(format!("the log of `{name}` lacks commit {missing}"))
-            .with_remedy(format!("restore {}", root.place(&paths::commit_file(name, VersionId(missing))))));
+        return Err(LogFiles::lost(root, name, missing));
     }
     let mut commits = futures::stream::iter(first..=version).map(|v| read_commit(root, name, VersionId(v))).buffered(CONCURRENCY);
     while let Some(lines) = commits.try_next().await? {

@@ -28,8 +28,8 @@ pub async fn list_datasets(root: &Root) -> Result<Vec<DatasetName>> {
     // Collected, because a borrowing closure inside the stream would keep this future from being `Send` for callers that box it.
     let names: Vec<_> = listed.common_prefixes.iter().filter_map(Path::filename).filter_map(|n| DatasetName::parse(n).ok()).collect();
     let found = futures::stream::iter(names).map(|name| async move {
-        let exists = LogFiles::list(root, &name).await?.has_beginning();
-        Ok::<_, Error>(exists.then_some(name))
+        let gone = LogFiles::list(root, &name).await?.is_gone(root, &name).await?;
+        Ok::<_, Error>((!gone).then_some(name))
     });
     let mut names: Vec<_> = found.buffered(CONCURRENCY).try_collect::<Vec<_>>().await?.into_iter().flatten().collect();
     names.sort();
@@ -45,6 +45,9 @@ pub async fn list_datasets(root: &Root) -> Result<Vec<DatasetName>> {
 pub async fn open_version(root: &Root, name: &DatasetName, version: Option<VersionId>) -> Result<Arc<DatasetVersion>> {
     let files = LogFiles::list(root, name).await?;
     let Some(newest) = files.newest() else {
+        if !files.is_gone(root, name).await? {
+            return Err(LogFiles::lost(root, name, 0));
+        }
         return Err(Error::not_found(format!("there is no dataset `{name}`")).with_remedy("`forebay datasets` lists those that exist"));
     };
     let version = version.map_or(newest, |v| v.0);

@@ -16,6 +16,11 @@ pub(super) fn log_folder(name: &DatasetName) -> Path {
     Path::from_iter(["datasets", name.as_str(), "_delta_log"])
 }
 
+/// There while a dataset is being dropped: a log without a beginning is what is left of it then.
+pub(super) fn drop_marker(name: &DatasetName) -> Path {
+    Path::from_iter(["datasets", name.as_str(), "_forebay", "dropped"])
+}
+
 pub(super) fn commit_file(name: &DatasetName, version: VersionId) -> Path {
     log_folder(name).join(format!("{:020}.json", version.0))
 }

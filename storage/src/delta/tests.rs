@@ -253,12 +253,29 @@ async fn a_dropped_dataset_is_gone_and_one_half_dropped_too() {
     // Killed after the log's beginning was removed: it doesn't exist, can't be seen, and can be made again.
     publish_epoch(&root, 0).await;
     publish_epoch(&root, 1).await;
-    root.store().delete(&paths::commit_file(&name(), VersionId(0))).await.unwrap();
+    let first = paths::commit_file(&name(), VersionId(0));
+    let bytes = root.store().get(&first).await.unwrap().bytes().await.unwrap();
+    root.store().put(&paths::drop_marker(&name()), "".into()).await.unwrap();
+    root.store().delete(&first).await.unwrap();
     assert!(list_datasets(&root).await.unwrap().is_empty());
     assert_eq!(open_version(&root, &name(), None).await.unwrap_err().kind, Kind::NotFound);
     let again = publish_epoch(&root, 0).await;
     assert_eq!((again.version, again.epochs()), (VersionId(0), vec![EpochId(0)]));
     assert_eq!(read_all(&root, &again, 0, None).await, epoch_rows(0));
+    // Nobody dropped it: the beginning of the log was lost, and nothing may be written in its place.
+    publish_epoch(&root, 1).await;
+    root.store().delete(&first).await.unwrap();
+    assert_eq!(list_datasets(&root).await.unwrap(), [name()]);
+    let body = commit_body(&epoch_commit(0, rows(0, 1).schema(), Vec::new())).unwrap();
+    for error in [open_version(&root, &name(), None).await.unwrap_err(), commit_at(&root, &name(), VersionId(0), &body).await.unwrap_err()]
+    {
+        assert!(error.kind == Kind::Corrupt && error.to_string().contains("00000000000000000000.json"), "{error}");
+    }
+    root.store().put(&first, bytes.into()).await.unwrap();
+    assert_eq!(open_version(&root, &name(), None).await.unwrap().version, VersionId(1));
+    root.store().delete(&first).await.unwrap();
+    drop_dataset(&root, &name()).await.unwrap();
+    assert!(list_datasets(&root).await.unwrap().is_empty());
 }
 
 #[tokio::test]

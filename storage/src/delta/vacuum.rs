@@ -4,7 +4,7 @@ use forebay_core::ids::DatasetName;
 use forebay_core::{Error, Result};
 use futures::StreamExt;
 use object_store::path::Path;
-use object_store::{ObjectMeta, ObjectStore};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -27,9 +27,14 @@ pub struct Swept {
 /// # Errors
 /// `NotFound` if there is nothing of that name, failures of the store.
 pub async fn drop_dataset(root: &Root, name: &DatasetName) -> Result<Swept> {
+    let marker = paths::drop_marker(name);
+    if !objects(root, &paths::log_folder(name)).await?.is_empty() {
+        root.store().put(&marker, b"".as_slice().into()).await.map_err(|e| root.error("mark as dropped:", &marker, &e))?;
+    }
     let mut swept = delete_log(root, name).await?;
     let rest = objects(root, &paths::table(name)).await?;
     delete(root, rest.iter().map(|o| o.location.clone()).collect()).await?;
+    let rest: Vec<_> = rest.into_iter().filter(|o| o.location != marker).collect();
     add(&mut swept, name, &rest);
     if swept.paths.is_empty() {
         return Err(Error::not_found(format!("there is no dataset `{name}`")).with_remedy("`forebay datasets` lists those that exist"));

@@ -12,6 +12,7 @@ use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::schema::types::ColumnPath;
 use std::sync::Arc;
 
+use super::name::ShardName;
 use super::stats::Stats;
 use crate::types::{ID, StoredSchema, TENSOR_KEY, delta_schema_json, encode};
 
@@ -23,6 +24,8 @@ const STATISTICS_TRUNCATE: usize = 64;
 
 /// The key of the Delta schema in a shard's own metadata, so that a file alone tells its logical types.
 pub(super) const SCHEMA_KEY: &str = "forebay.schema";
+/// The key of which rows a shard holds ([`ShardName::stem`]), so that a file that was put in another's place is noticed.
+pub(super) const PLACE_KEY: &str = "forebay.place";
 
 /// A file that was closed: everything but its name.
 #[derive(Debug)]
@@ -47,6 +50,8 @@ pub(super) struct Step {
 
 pub(super) struct Encoder {
     schema: Arc<StoredSchema>,
+    /// The shard that is open, or the next one.
+    place: ShardName,
     properties: WriterProperties,
     row_group_bytes: u64,
     shard_bytes: u64,
@@ -60,9 +65,11 @@ pub(super) struct Encoder {
 }
 
 impl Encoder {
-    pub(super) fn new(schema: StoredSchema, output: &OutputSpec) -> Result<Self> {
+    /// `first` names the first shard; each further one is its next part.
+    pub(super) fn new(schema: StoredSchema, output: &OutputSpec, first: ShardName) -> Result<Self> {
         let properties = properties(&schema, output.compression)?;
         Ok(Self {
+            place: first,
             properties,
             row_group_bytes: output.row_group_size.max(ROW_GROUP_BYTES),
             shard_bytes: output.shard_size.max(1),
@@ -162,6 +169,8 @@ impl Encoder {
         let Some(mut writer) = self.writer.take() else {
             return Ok(());
         };
+        writer.append_key_value_metadata(KeyValue::new(PLACE_KEY.to_owned(), self.place.stem()));
+        self.place.part += 1;
         let metadata = writer.finish().map_err(|e| parquet_error(&e))?;
         let size = writer.bytes_written() as u64;
         step.bytes = std::mem::take(writer.inner_mut());

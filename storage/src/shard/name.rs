@@ -17,11 +17,17 @@ pub struct ShardName {
 impl ShardName {
     /// Relative to the dataset's table.
     pub fn path(&self) -> String {
-        let Self { epoch, task, part, attempt, generation } = self;
+        let (stem, Self { attempt, generation, .. }) = (self.stem(), self);
         match generation {
-            0 => format!("epoch={epoch}/{task:06}-{part:03}-{attempt}.parquet"),
-            _ => format!("epoch={epoch}/{task:06}-{part:03}-{attempt}-{generation}.parquet"),
+            0 => format!("{stem}-{attempt}.parquet"),
+            _ => format!("{stem}-{attempt}-{generation}.parquet"),
         }
+    }
+
+    /// Which rows of the dataset it holds, whoever wrote them.
+    pub(super) fn stem(&self) -> String {
+        let Self { epoch, task, part, .. } = self;
+        format!("epoch={epoch}/{task:06}-{part:03}")
     }
 }
 

@@ -20,8 +20,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::blocking;
+use super::encode::PLACE_KEY;
 use super::footer::FooterKey;
-use super::name::shard_path;
+use super::name::{ShardName, shard_path};
 use crate::delta::DatasetVersion;
 use crate::root::Root;
 use crate::types::StoredSchema;
@@ -149,10 +150,27 @@ pub(crate) async fn load_footer(root: &Root, name: &DatasetName, shard: &ShardMe
     let fetch = FooterFetch { root, path: &path };
     let loaded = ParquetMetaDataReader::new().with_prefetch_hint(Some(FOOTER_GUESS)).load_and_finish(fetch, shard.size).await;
     let metadata = loaded.map_err(|e| footer_error(root, &path, e))?;
+    check_place(shard, &metadata).map_err(|e| e.context(root.place(&path)))?;
     let footer = ArrowReaderMetadata::try_new(Arc::new(metadata), ArrowReaderOptions::new())
         .map_err(|e| Error::corrupt(format!("{}: its schema can't be read: {e}", root.place(&path))))?;
     root.footers().put(key, &footer);
     Ok(footer)
+}
+
+/// A shard of ours says which rows it holds: one that was renamed, or restored under a wrong name, would pass for another's otherwise.
+fn check_place(shard: &ShardMeta, metadata: &ParquetMetaData) -> Result<()> {
+    let ShardMeta { epoch, task, part, attempt, .. } = *shard;
+    let stem = ShardName { epoch, task, part, attempt, generation: 0 }.stem();
+    if !shard.path.strip_prefix(&stem).is_some_and(|rest| rest.starts_with('-')) {
+        // Of another writer, which numbers nothing.
+        return Ok(());
+    }
+    let pairs = metadata.file_metadata().key_value_metadata().into_iter().flatten();
+    match pairs.filter(|pair| pair.key == PLACE_KEY).find_map(|pair| pair.value.as_deref()) {
+        Some(found) if found != stem => Err(Error::corrupt(format!("the file holds the rows of `{found}`"))
+            .with_remedy("another file was put in its place: restore the right one, or materialize the dataset again with --replace")),
+        _ => Ok(()),
+    }
 }
 
 fn footer_error(root: &Root, path: &Path, error: ParquetError) -> Error {
@@ -164,6 +182,20 @@ fn footer_error(root: &Root, path: &Path, error: ParquetError) -> Error {
     Error::corrupt(format!("{} isn't a readable Parquet file: {error}", root.place(path)))
 }
 
+/// What it means that the bytes of a shard up to `end` could not be read: stores don't agree on what to say of a file that ends before them.
+async fn unread(root: &Root, path: &Path, end: u64, doing: &str, error: &object_store::Error) -> Error {
+    let failed = root.error(doing, path, error);
+    if failed.kind == Kind::NotFound {
+        return failed;
+    }
+    match root.store().head(path).await {
+        Ok(found) if found.size < end => {
+            Error::corrupt(format!("{} has {} bytes where the log says at least {end}", root.place(path), found.size))
+        }
+        _ => failed,
+    }
+}
+
 struct FooterFetch<'a> {
     root: &'a Root,
     path: &'a Path,
@@ -173,8 +205,10 @@ impl MetadataFetch for FooterFetch<'_> {
     fn fetch(&mut self, range: Range<u64>) -> BoxFuture<'_, parquet::errors::Result<Bytes>> {
         let (root, path) = (self.root, self.path);
         async move {
-            let got = root.store().get_range(path, range).await;
-            got.map_err(|e| ParquetError::External(Box::new(root.error("read the footer of", path, &e))))
+            match root.store().get_range(path, range.clone()).await {
+                Ok(bytes) => Ok(bytes),
+                Err(e) => Err(ParquetError::External(Box::new(unread(root, path, range.end, "read the footer of", &e).await))),
+            }
         }
         .boxed()
     }
@@ -270,14 +304,17 @@ struct Chunks {
 }
 
 async fn fetch(root: &Root, path: &Path, ranges: &[Range<u64>]) -> Result<Chunks> {
-    let parts = root.store().get_ranges(path, ranges).await.map_err(|e| {
-        let error = root.error("read the shard", path, &e);
-        match error.kind {
-            Kind::NotFound => error.with_remedy("its version was vacuumed or its dataset dropped; open the dataset again"),
-            _ => error,
-        }
-    })?;
     let size = ranges.iter().map(|r| r.end).max().unwrap_or(0);
+    let parts = match root.store().get_ranges(path, ranges).await {
+        Ok(parts) => parts,
+        Err(e) => {
+            let error = unread(root, path, size, "read the shard", &e).await;
+            return Err(match error.kind {
+                Kind::NotFound => error.with_remedy("its version was vacuumed or its dataset dropped; open the dataset again"),
+                _ => error,
+            });
+        }
+    };
     Ok(Chunks { parts: ranges.iter().map(|r| r.start).zip(parts).collect(), size })
 }
 

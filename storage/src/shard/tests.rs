@@ -135,7 +135,8 @@ struct Encoderless(forebay_core::Result<()>);
 impl Encoderless {
     fn new(compression: Compression) -> Self {
         let schema = crate::types::to_stored(rows(0, 1).schema_ref()).unwrap();
-        Self(encode::Encoder::new(schema, &output(1, compression)).map(|_| ()))
+        let first = ShardName { epoch: EpochId(0), task: TaskId(0), part: 0, attempt: Attempt(0), generation: 0 };
+        Self(encode::Encoder::new(schema, &output(1, compression), first).map(|_| ()))
     }
 }
 
@@ -293,6 +294,21 @@ async fn damaged_and_missing_files_are_named() {
     assert!(gone.kind == Kind::NotFound && gone.message.contains("000000-000-0.parquet"), "{gone}");
     let unknown = read_row_group(&root, &version, 0, 0, Some(&["labl".to_owned()]), None).await.unwrap_err();
     assert!(unknown.kind == Kind::BadInput && unknown.to_string().contains("label"), "{unknown}");
+}
+
+#[tokio::test]
+async fn files_that_changed_places_are_named() {
+    let root = Root::open("memory://", true).await.unwrap();
+    let mut shards = write(&root, 0, 0, &[rows(0, 100)], &output(1 << 30, Compression::None)).await;
+    shards.extend(write(&root, 0, 1, &[rows(100, 100)], &output(1 << 30, Compression::None)).await);
+    let version = publish(&root, &epoch_commit(0, rows(0, 1).schema(), shards.clone())).await;
+    let paths = ["000000-000-0.parquet", "000001-000-0.parquet"].map(|file| Path::from("datasets/digits").join("epoch=0").join(file));
+    assert_eq!(shards[0].size, shards[1].size, "neither length nor row counts tell them apart");
+    root.store().copy(&paths[1], &paths[0]).await.unwrap();
+    let moved = read_row_group(&root, &version, 0, 0, None, None).await.unwrap_err();
+    assert!(moved.kind == Kind::Corrupt && moved.message.contains("000000-000-0.parquet"), "{moved}");
+    assert!(moved.message.contains("epoch=0/000001-000"), "{moved}");
+    assert_eq!(read_row_group(&root, &version, 1, 0, None, None).await.unwrap()[0].num_rows(), 100, "the copied one is where it was");
 }
 
 #[tokio::test]

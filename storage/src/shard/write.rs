@@ -52,8 +52,8 @@ impl ShardWriter {
         schema: SchemaRef,
         output: &OutputSpec,
     ) -> Result<Self> {
-        let encoder = Encoder::new(to_stored(&schema)?, output)?;
         let next = ShardName { epoch, task, part: 0, attempt, generation: 0 };
+        let encoder = Encoder::new(to_stored(&schema)?, output, next)?;
         let (root, name) = (root.clone(), name.clone());
         Ok(Self { root, name, next, encoder: Some(encoder), upload: None, done: Vec::new(), rows: 0, bytes: 0 })
     }

@@ -96,7 +96,7 @@ impl Sim {
         let consumer = Box::new(ConsumerSettings { consumer: name, rank, acks_by_action: false, restart: false });
         let settings = Box::new(self.settings.clone());
         let event = match restore {
-            Some(Restoring { token, attempt }) => Event::Restore { settings, consumer, token, attempt },
+            Some(Restoring { token, attempt }) => Event::Restore { settings, consumer, token, attempt, stored: None },
             None => Event::OpenJob { settings, consumer, stored: super::super::world::stored("f", 0, 1) },
         };
         self.call(Peer::Join { client }, Event::OfSession { session, event: Box::new(event) });
