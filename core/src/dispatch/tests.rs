@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod golden_tests;
+mod growth_tests;
 mod job_tests;
 mod materialize_tests;
 mod simulation_tests;
