@@ -30,6 +30,7 @@ with forebay.connect(",".join(addresses)) as client:
                     meta = loader.meta
                     told = {"consumer": loader._settings["consumer"], "pass": meta["pass"], "batch": meta["batch"]}
                     told |= {"rows": len(batch["x"]), "padding": meta.get("padding", False), "step": meta["step"]}
+                    told |= {"digest": meta["digest"]}
                     print(json.dumps(told), flush=True)
                     time.sleep(pause)
         print(json.dumps({"end": True}), flush=True)

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use super::apply_jobs;
 use super::entry::{Change, Entry, JobEnd};
-use super::run_state::{Dataset, EarlierEpoch, EpochPhase, EpochRun, KEPT_FAILURES, Quarantined, Run, RunPhase, RunSpec, Staged, Task, TaskFailure};
+use super::run_state::{
+    Dataset, EarlierEpoch, EpochPhase, EpochRun, KEPT_FAILURES, Quarantined, Run, RunPhase, RunSpec, Staged, Task, TaskFailure,
+};
 use super::state::{RunId, State};
 use crate::error::Error;
 use crate::ids::{Attempt, DatasetName, EpochId, TaskId, VersionId, WorkerName};

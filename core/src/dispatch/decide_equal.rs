@@ -153,7 +153,8 @@ fn pad(d: &mut Deciding<'_>, a: &Asked<'_>, rank: u32, has: u64) {
     d.reply(Reply::Granted(Granted::Batches(Grant {
         pass: a.pass_id,
         epoch: pass.shape.epoch,
-        version: pass.shape.version, run: pass.writer(),
+        version: pass.shape.version,
+        run: pass.writer(),
         selection: pass.shape.selection.clone(),
         window,
         attempt: pass.windows.get(&WindowId(window.0)).map_or_else(Default::default, |w| w.attempt),

@@ -146,7 +146,8 @@ impl Deciding<'_> {
         self.reply(Reply::Granted(Granted::Batches(Grant {
             pass: a.pass_id,
             epoch: a.pass.shape.epoch,
-            version: a.pass.shape.version, run: a.pass.writer(),
+            version: a.pass.shape.version,
+            run: a.pass.writer(),
             selection: a.pass.shape.selection.clone(),
             window,
             attempt,

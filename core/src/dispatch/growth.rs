@@ -5,6 +5,8 @@
 //!
 //! [`Plan::staged`]: crate::plan::Plan::staged
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use super::decide::Deciding;
@@ -152,16 +154,29 @@ pub(super) fn due_growth(d: &mut Deciding<'_>, name: &JobName, job: &Job) -> boo
     changed
 }
 
-/// Something happened to datasets that are being written: jobs that follow them are looked at, and those that wait for a first shard at once.
-pub(super) fn followers(d: &mut Deciding<'_>, datasets: &std::collections::BTreeSet<DatasetName>) -> Vec<JobName> {
-    let state: &State = d.state;
-    let follows =
-        |job: &Job| job.phase == JobPhase::Open && job.settings.order == Order::Staged && datasets.contains(&job.settings.dataset);
-    let jobs: Vec<JobName> = state.jobs.iter().filter(|(_, job)| follows(job)).map(|(name, _)| name.clone()).collect();
-    for job in jobs.iter().filter(|job| d.volatile.waiting_for_epoch.contains(*job)) {
-        d.volatile.retry_at.remove(&Work::Shape(job.clone()));
+/// Something happened to datasets that are being written: jobs that follow them are looked at now, and so are those that wait for an epoch, where that
+/// may be there or will never be.
+pub(super) fn followers(d: &mut Deciding<'_>, datasets: &BTreeSet<DatasetName>) -> Vec<JobName> {
+    let mut jobs = Vec::new();
+    for (name, job) in &d.state.jobs {
+        if job.phase != JobPhase::Open || !datasets.contains(&job.settings.dataset) {
+            continue;
+        }
+        if d.volatile.waiting_for_epoch.contains(name) && is_worth_a_look(d, job) {
+            d.volatile.retry_at.remove(&Work::Shape(name.clone()));
+            jobs.push(name.clone());
+        } else if job.settings.order == Order::Staged {
+            jobs.push(name.clone());
+        }
     }
     jobs
+}
+
+fn is_worth_a_look(d: &Deciding<'_>, job: &Job) -> bool {
+    let run = d.state.datasets.get(&job.settings.dataset).and_then(|k| k.run.as_ref()).filter(|r| r.is_running());
+    let epoch = job.pass_at(job.started).and_then(|pass| job.epoch_of(pass));
+    let written = run.zip(epoch).and_then(|(run, epoch)| run.epochs.get(&epoch));
+    job.settings.order == Order::Staged || written.is_none_or(EpochRun::is_published)
 }
 
 /// Shards that a run staged of an epoch, from a staging number on.

@@ -33,17 +33,17 @@ const SURE_AFTER: u32 = 5;
 /// The dispatcher, as the rest of the process sees it. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Dispatcher {
-    link: Link,
+    pub(super) link: Link,
 }
 
 #[derive(Debug, Clone)]
-enum Link {
+pub(super) enum Link {
     Local(Local),
     Remote(Arc<dyn RemoteDispatcher>),
 }
 
 #[derive(Debug, Clone)]
-struct Local {
+pub(super) struct Local {
     inbox: mpsc::Sender<Message>,
     shared: Arc<Shared>,
     planner: Arc<dyn Planner>,

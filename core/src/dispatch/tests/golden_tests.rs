@@ -128,7 +128,12 @@ fn staged_changes() -> Vec<Change> {
     for rows in [100, 60, 70] {
         blocks.push(rows, 128).unwrap();
     }
-    let begun = PassShape { version: None, rows: 0, growth: Some(Growth { run: RunId(4), next: 1, blocks: Default::default() }), ..shape(0, 2, 64, 1) };
+    let begun = PassShape {
+        version: None,
+        rows: 0,
+        growth: Some(Growth { run: RunId(4), next: 1, blocks: Default::default() }),
+        ..shape(0, 2, 64, 1)
+    };
     let grown = PassShape { rows: 128, growth: Some(Growth { run: RunId(4), next: 3, blocks }), ..begun.clone() };
     let published = PassShape { version: Some(VersionId(9)), rows: 230, growth: None, ..begun.clone() };
     vec![

@@ -246,7 +246,9 @@ fn workers_list_what_is_staged_until_it_is_published() {
 
 #[test]
 fn ranks_with_equal_steps_begin_no_step_that_some_could_not_make() {
-    for (end, expected) in [(End::Drop, [vec![0, 3, 6], vec![1, 4, 7], vec![2, 5, 8]]), (End::Pad, [vec![0, 3, 6, 9], vec![1, 4, 7], vec![2, 5, 8]])] {
+    for (end, expected) in
+        [(End::Drop, [vec![0, 3, 6], vec![1, 4, 7], vec![2, 5, 8]]), (End::Pad, [vec![0, 3, 6, 9], vec![1, 4, 7], vec![2, 5, 8]])]
+    {
         let mut world = World::new();
         start(&mut world, 3, 0..1);
         let s = ranked("j", Assignment::Static, 3, end);
@@ -375,5 +377,64 @@ proptest! {
                 prop_assert!(batches.iter().all(|b| b % u64::from(consumers) == u64::from(*rank)), "rank {} got {:?}", rank, batches);
             }
         }
+    }
+}
+
+#[test]
+fn waiting_for_an_epoch_is_no_failure_of_planning_it() {
+    for order in [Order::Published, Order::Staged] {
+        let mut world = World::new();
+        start(&mut world, 1, 0..1);
+        let a = join(&mut world, &JobSettings { order, ..staged("j") }, "a", None);
+        let stream = world.stream(&a, "a", "w", true);
+        let answer = |answer| Event::PassShaped { job: job("j"), incarnation: Incarnation(0), pass: PassId(0), answer };
+        let mut asked = 0;
+        for _ in 0..20 {
+            world.send(Event::NextGrant { job: a.job.clone(), stream, max_batches: 1 }).unwrap();
+            world.pass_time(5_000);
+            if world.take(|x| matches!(x, Action::ShapePass { .. }).then_some(())).is_some() {
+                asked += 1;
+                world.send(answer(Ok(PassAnswer::NotYet))).unwrap();
+            }
+        }
+        assert!(asked > 6, "{order:?}: looked only {asked} times");
+        world.send(Event::NextGrant { job: a.job.clone(), stream, max_batches: 1 }).unwrap();
+        world.pass_time(5_000);
+        assert!(world.take(|x| matches!(x, Action::ShapePass { .. }).then_some(())).is_some());
+        world.send(answer(Err(Error::internal("the store is down")))).unwrap();
+        assert_eq!(world.state.jobs[&a.job].phase, JobPhase::Open, "{order:?}: one failure ended the job");
+        let lease = world.task("w").unwrap();
+        world.stage(&lease, 30).unwrap();
+        world.pass_time(1_000);
+        let mut got = Vec::new();
+        draw(&mut world, &a, "a", stream, &mut got);
+        assert_eq!(got.is_empty(), order == Order::Published);
+        world.publish(0);
+        assert!(draw(&mut world, &a, "a", stream, &mut got), "{order:?}");
+        assert_eq!(got, [0, 1, 2]);
+    }
+}
+
+#[test]
+fn an_answer_from_before_the_publication_ends_no_job() {
+    for order in [Order::Published, Order::Staged] {
+        let mut world = World::new();
+        start(&mut world, 1, 0..1);
+        let a = join(&mut world, &JobSettings { order, ..staged("j") }, "a", None);
+        let stream = world.stream(&a, "a", "w", true);
+        world.send(Event::NextGrant { job: a.job.clone(), stream, max_batches: 1 }).unwrap();
+        world.tick();
+        assert!(world.take(|x| matches!(x, Action::ShapePass { .. }).then_some(())).is_some());
+        let lease = world.task("w").unwrap();
+        world.stage(&lease, 30).unwrap();
+        world.publish(0);
+        // The log was read before, and nobody writes the dataset any more.
+        let answer = Ok(PassAnswer::NotYet);
+        world.send(Event::PassShaped { job: job("j"), incarnation: Incarnation(0), pass: PassId(0), answer }).unwrap();
+        assert_eq!(world.state.jobs[&a.job].phase, JobPhase::Open, "{order:?}");
+        world.pass_time(1_000);
+        let mut got = Vec::new();
+        assert!(draw(&mut world, &a, "a", stream, &mut got), "{order:?}");
+        assert_eq!(got, [0, 1, 2]);
     }
 }
