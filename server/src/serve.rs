@@ -123,7 +123,7 @@ impl Reader {
     /// A dataset at a version or at its newest; before anything of it is published, what its run is going to store.
     ///
     /// # Errors
-    /// `NotFound` for a version that does not exist, and for a dataset that does not and that nobody is writing.
+    /// `NotFound` for a version that does not exist, and for a dataset that does not and that nobody ever wrote.
     pub(crate) async fn version(
         &self,
         dispatcher: &Dispatcher,

@@ -141,8 +141,8 @@ pub enum Ask {
         epoch: EpochId,
         from: u64,
     },
-    /// The spec of the run that is going on for a dataset.
-    RunningSpec {
+    /// The spec of a dataset's current or last run.
+    RunSpec {
         dataset: DatasetName,
     },
     /// Whether any stream of the consumer is open, on any worker.
@@ -229,7 +229,7 @@ pub enum Answer {
     Stream(StreamId),
     Granted(GrantedMessage),
     Staged(StagedShards),
-    RunningSpec(Option<Box<RunSpec>>),
+    RunSpec(Option<Box<RunSpec>>),
     Yes(bool),
 }
 

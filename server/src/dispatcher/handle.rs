@@ -2,7 +2,7 @@
 //! own, to the dispatcher of another.
 
 use forebay_core::dispatch::{
-    self, Event, Granted, OpenedJob, Quarantined, Reply, RunRequest, RunSpec, RunStatus, State, StreamId, Taken, TaskLease, Token, Volatile,
+    self, Event, Granted, OpenedJob, Quarantined, Reply, RunRequest, RunStatus, State, StreamId, Taken, TaskLease, Token, Volatile,
 };
 use forebay_core::ids::{BatchId, ConsumerName, DatasetName, JobName, PassId, Session, WorkerName};
 use forebay_core::job::{ConsumerSettings, JobSettings};
@@ -196,15 +196,6 @@ impl Dispatcher {
         let (reply, answer) = oneshot::channel();
         self.local()?.inbox.send(Message::Watch(dataset.clone(), reply)).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())
-    }
-
-    /// The spec of the dataset's current or last run.
-    ///
-    /// # Errors
-    /// `Unavailable` when the dispatcher has ended.
-    pub async fn run_spec(&self, dataset: &DatasetName) -> Result<Option<Arc<RunSpec>>> {
-        let name = dataset.clone();
-        self.look(move |state, _| state.datasets.get(&name)?.run.as_ref().map(|r| r.spec.clone())).await
     }
 
     /// A task for this worker, or none if there was nothing to do for that long.

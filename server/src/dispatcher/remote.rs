@@ -26,7 +26,8 @@ pub trait RemoteDispatcher: fmt::Debug + Send + Sync + 'static {
     /// The spec of a run of the dataset.
     async fn spec_of(&self, dataset: &DatasetName, run: RunId) -> Result<Arc<RunSpec>>;
 
-    async fn running_spec(&self, dataset: &DatasetName) -> Result<Option<Arc<RunSpec>>>;
+    /// The spec of the dataset's current or last run.
+    async fn run_spec(&self, dataset: &DatasetName) -> Result<Option<Arc<RunSpec>>>;
 
     /// Notes progress for the next heartbeat; false when the attempt is not wanted any more, or not this worker's.
     fn report(&self, lease: &TaskLease, rows: u64, bytes: u64) -> bool;

@@ -36,15 +36,15 @@ impl Dispatcher {
         spec.ok_or_else(|| Error::failed_precondition(format!("the run {run} of `{dataset}` is over")))
     }
 
-    /// The spec of the run that is going on; none where none is.
+    /// The spec of the dataset's current or last run.
     ///
     /// # Errors
     /// `Unavailable` when the dispatcher has ended.
-    pub async fn running_spec(&self, dataset: &DatasetName) -> Result<Option<Arc<RunSpec>>> {
+    pub async fn run_spec(&self, dataset: &DatasetName) -> Result<Option<Arc<RunSpec>>> {
         if let Link::Remote(remote) = &self.link {
-            return remote.running_spec(dataset).await;
+            return remote.run_spec(dataset).await;
         }
         let name = dataset.clone();
-        self.look(move |state, _| state.datasets.get(&name)?.run.as_ref().filter(|r| r.is_running()).map(|r| r.spec.clone())).await
+        self.look(move |state, _| state.datasets.get(&name)?.run.as_ref().map(|r| r.spec.clone())).await
     }
 }

@@ -75,7 +75,7 @@ impl Engine {
         Ok(Asked { settings, consumer, session })
     }
 
-    /// A dataset that exists, or of which the first epoch is being written.
+    /// A dataset that exists, or whose first epoch is being written; the dispatcher knows whether jobs may come, and what became of those that did.
     async fn known_or_coming(&self, name: &str, version: Option<VersionId>) -> Result<Arc<DatasetVersion>> {
         match self.known(name, version).await {
             Err(error) if error.kind == Kind::NotFound && version.is_none() => {

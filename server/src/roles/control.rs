@@ -178,9 +178,9 @@ impl LeaderControl {
             Ask::CloseStream { job, stream, clean } => dispatcher.close_stream(&job, stream, clean).await.map(done),
             Ask::LeaveJob { job, consumer, session } => dispatcher.leave_job(&job, &consumer, session).await.map(done),
             Ask::Staged { dataset, run, epoch, from } => dispatcher.staged_shards(&dataset, run, epoch, from).await.map(Answer::Staged),
-            Ask::RunningSpec { dataset } => {
-                let spec = dispatcher.running_spec(&dataset).await?;
-                Ok(Answer::RunningSpec(spec.map(|spec| Box::new(RunSpec::clone(&spec)))))
+            Ask::RunSpec { dataset } => {
+                let spec = dispatcher.run_spec(&dataset).await?;
+                Ok(Answer::RunSpec(spec.map(|spec| Box::new(RunSpec::clone(&spec)))))
             }
             Ask::Streaming { job, consumer } => dispatcher.is_streaming(&job, &consumer).await.map(Answer::Yes),
         }

@@ -327,9 +327,9 @@ impl RemoteDispatcher for WorkerLink {
         self.spec(dataset, run).await
     }
 
-    async fn running_spec(&self, dataset: &DatasetName) -> Result<Option<Arc<RunSpec>>> {
-        match self.call(Ask::RunningSpec { dataset: dataset.clone() }).await? {
-            Answer::RunningSpec(spec) => Ok(spec.map(Arc::from)),
+    async fn run_spec(&self, dataset: &DatasetName) -> Result<Option<Arc<RunSpec>>> {
+        match self.call(Ask::RunSpec { dataset: dataset.clone() }).await? {
+            Answer::RunSpec(spec) => Ok(spec.map(Arc::from)),
             other => Err(unexpected(&other)),
         }
     }

@@ -91,9 +91,9 @@ impl StagedEpochs {
         Ok(version)
     }
 
-    /// A dataset of which nothing is published, where a run is writing its first epoch.
+    /// A dataset of which nothing is published, as the run that writes its first epoch says, or the one that gave up.
     pub(crate) async fn coming(&self, dispatcher: &Dispatcher, dataset: &DatasetName) -> Result<Option<Arc<DatasetVersion>>> {
-        match dispatcher.running_spec(dataset).await? {
+        match dispatcher.run_spec(dataset).await? {
             Some(spec) => self.empty(&spec).await.map(Some),
             None => Ok(None),
         }
