@@ -352,12 +352,13 @@ fn main() -> Result<()> {
     let (batches, block) = (pick(2, 200_000, 10_000_000), pick(3, 16, 16).max(1));
     let settings = JobSettings { batch_size: 1, ..JobSettings::new(JobName::parse("run1")?, DatasetName::parse("digits")?) };
     let mut bench = Bench::new(PassShape {
-        version: VersionId(0),
+        version: Some(VersionId(0)),
         epoch: EpochId(0),
         rows: batches,
         window_rows: PER_WINDOW,
         batches_per_window: PER_WINDOW,
         selection: None,
+        growth: None,
     });
     bench.decide(Event::Lead { fence: Fence(1), address: None, workers_died: false, continue_runs: true })?;
     let start = Instant::now();

@@ -17,10 +17,14 @@ use crate::pipeline::Shuffle;
 use crate::random::{Rng, key, shuffle};
 
 mod selection;
+mod staged;
+#[cfg(test)]
+mod staged_tests;
 #[cfg(test)]
 mod tests;
 
 pub use selection::{Bitmap, Selection};
+pub use staged::{Blocks, staged_window_rows};
 
 /// Tells the permutation of row groups from those inside windows: both are keyed by (seed, pass).
 const ROW_GROUPS: u64 = 1;
@@ -78,8 +82,10 @@ pub struct Plan {
     selection: Option<Arc<Selection>>,
     /// Row groups that have rows, in the pass's order.
     order: Vec<u32>,
-    /// First position of each row group in `order`; the last item is the number of rows.
+    /// First position of each row group in `order`; the last item is the number of their rows.
     starts: Vec<u64>,
+    /// Rows that are planned: all of them, but of an epoch that is still being written.
+    rows: u64,
     window_rows: u64,
 }
 
@@ -137,7 +143,7 @@ impl Plan {
             )
             .with_remedy("set a smaller `window`"));
         }
-        Ok(Self { settings, selection, order, starts, window_rows })
+        Ok(Self { settings, selection, order, starts, rows, window_rows })
     }
 
     pub fn settings(&self) -> &PlanSettings {
@@ -148,9 +154,9 @@ impl Plan {
         self.selection.as_ref()
     }
 
-    /// Rows of the pass: those that pass the filter.
+    /// Rows of the pass: those that pass the filter. Of an epoch that is still being written, those of the windows that are planned.
     pub fn rows(&self) -> u64 {
-        self.starts.last().copied().unwrap_or(0)
+        self.rows
     }
 
     /// Batches of the pass, the short last one included whatever `end` says; [`Plan::dropped`] tells which of them nobody gets.

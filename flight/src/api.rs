@@ -190,6 +190,8 @@ pub struct PlanRequest {
     pub batch_size: Option<u64>,
     pub seed: Option<u64>,
     pub shuffle: Option<String>,
+    /// `published | staged`
+    pub order: Option<String>,
     pub window: Option<String>,
     pub filter: Option<String>,
     /// Rounds have as many batches as there are ranks.
@@ -204,7 +206,8 @@ pub struct PlanRequest {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PlanInfo {
     pub dataset: String,
-    pub version: u64,
+    /// Null while the epoch is being written: then the plan is that of the windows which can be read by now.
+    pub version: Option<u64>,
     pub pass: u32,
     pub epoch: u32,
     pub rows: u64,
@@ -215,6 +218,8 @@ pub struct PlanInfo {
     pub batch_size: u64,
     pub seed: u64,
     pub shuffle: String,
+    /// `published | staged`
+    pub order: String,
     /// Of the batches asked for: (batch, window, row keys in order).
     pub selected: Vec<PlanBatch>,
 }

@@ -52,6 +52,9 @@ class Loader:
 
     ``meta`` is what the server says of the batch last yielded: job, pass, epoch, batch, window, rows, digest. ``finished`` is true when the
     job's passes are over.
+
+    ``order='staged'`` begins with the first rows while an epoch is still being materialized, and gives the same batches in the same order once it is
+    published. ``len`` is known then.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Loader:
         rank_timeout: str | None = None,
         idle_timeout: str | None = None,
         kept_commits: int | None = None,
+        order: str | None = None,
     ):
         if format not in FORMATS:
             raise BadInput(f"unknown format {format!r}", "use " + ", ".join(repr(f) for f in FORMATS))
@@ -103,6 +107,7 @@ class Loader:
             "batch_size": batch_size,
             "seed": seed,
             "shuffle": {True: None, False: "none"}.get(shuffle, shuffle) if isinstance(shuffle, bool) else shuffle,
+            "order": order,
             "window": window,
             "assignment": assignment,
             "visitation": visitation,
@@ -155,7 +160,7 @@ class Loader:
     def __len__(self) -> int:
         """Batches of one pass, over all consumers of a dynamic job; per rank where steps are equal."""
         if self._length is None:
-            names = ("dataset", "version", "batch_size", "seed", "shuffle", "window", "filter", "world_size")
+            names = ("dataset", "version", "batch_size", "seed", "shuffle", "order", "window", "filter", "world_size")
             plan = self._client.action("forebay.plan", {n: _text(n, self._settings[n]) for n in names})[0]
             batches, world = plan["batches"], self._settings["world_size"] or 1
             if self._settings["end"] == "drop" or (world > 1 and self._settings["end"] is None):

@@ -44,6 +44,7 @@ with forebay.connect(",".join(addresses)) as client:
                     told = {"consumer": loader._settings["consumer"], "pass": meta["pass"], "batch": meta["batch"]}
                     told |= {"rows": len(batch[column]), "padding": meta.get("padding", False), "step": meta["step"]}
                     told |= {"values": [int(value) for value in batch[column]]}
+                    told |= {"digest": meta["digest"]}
                     print(json.dumps(told), flush=True)
                     time.sleep(pause)
         print(json.dumps({"end": True}), flush=True)

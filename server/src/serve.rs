@@ -16,6 +16,7 @@ pub(crate) mod pass;
 pub mod plan_info;
 mod report;
 pub(crate) mod served;
+pub(crate) mod staged;
 mod stream;
 pub(crate) mod window;
 
@@ -24,9 +25,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow::datatypes::SchemaRef;
-use forebay_core::Result;
-use forebay_core::ids::WorkerName;
+use forebay_core::ids::{DatasetName, VersionId, WorkerName};
 use forebay_core::job::JobSettings;
+use forebay_core::{Kind, Result};
 use forebay_flight::backend::JobStream;
 use forebay_sql::python::PythonPool;
 use forebay_storage::delta::DatasetVersion;
@@ -36,10 +37,12 @@ use tokio::sync::Semaphore;
 use crate::dispatcher::{Dispatcher, Member};
 use crate::engine::View;
 use crate::metrics::Metrics;
+use crate::worker::task::Runs;
 use cache::Limits;
 pub use cache::Usage;
 use pass::Passes;
 use served::Served;
+use staged::StagedEpochs;
 pub use stream::Acks;
 use window::Loader;
 
@@ -67,6 +70,7 @@ pub struct Reader {
     pub(crate) view: View,
     pub(crate) loader: Loader,
     pub(crate) passes: Passes,
+    pub(crate) staged: StagedEpochs,
     /// Batches whose steps behind the cut run at once.
     pub(crate) making: Arc<Semaphore>,
     python: Arc<PythonPool>,
@@ -74,13 +78,14 @@ pub struct Reader {
 }
 
 impl Reader {
-    pub fn new(view: View, python: Arc<PythonPool>, limits: ServeLimits, metrics: Metrics) -> Arc<Self> {
+    pub(crate) fn new(view: View, python: Arc<PythonPool>, runs: Arc<Runs>, limits: ServeLimits, metrics: Metrics) -> Arc<Self> {
         let limits = Limits { idle: limits.cache, pinned: limits.in_use, patience: PATIENCE };
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let loader = Loader::new(view.root().clone(), limits, metrics);
         Arc::new(Self {
             loader,
             passes: Passes::default(),
+            staged: StagedEpochs::new(view.root().clone(), python.clone(), runs),
             making: Arc::new(Semaphore::new(cores)),
             view,
             python,
@@ -116,12 +121,28 @@ impl Reader {
         Ok(served)
     }
 
+    /// A dataset at a version or at its newest; before anything of it is published, what its run is going to store.
+    ///
+    /// # Errors
+    /// `NotFound` for a version that does not exist, and for a dataset that does not and that nobody ever wrote.
+    pub(crate) async fn version(
+        &self,
+        dispatcher: &Dispatcher,
+        dataset: &DatasetName,
+        version: Option<VersionId>,
+    ) -> Result<Arc<DatasetVersion>> {
+        match self.view.version(dataset, version).await {
+            Err(error) if error.kind == Kind::NotFound && version.is_none() => self.staged.coming(dispatcher, dataset).await?.ok_or(error),
+            found => found,
+        }
+    }
+
     /// The columns that a job's consumers get, of the pinned or the newest version.
     ///
     /// # Errors
     /// `NotFound` for a dataset or version that does not exist, `BadInput` for a column that it does not have.
-    pub async fn schema(&self, settings: &JobSettings) -> Result<SchemaRef> {
-        let version = self.view.version(&settings.dataset, settings.version).await?;
+    pub(crate) async fn schema(&self, dispatcher: &Dispatcher, settings: &JobSettings) -> Result<SchemaRef> {
+        let version = self.version(dispatcher, &settings.dataset, settings.version).await?;
         Ok(Arc::clone(&self.served(&version, settings).await?.schema))
     }
 }
@@ -145,7 +166,7 @@ impl Serving {
     /// # Errors
     /// What the dispatcher says of the job, the incarnation and the consumer; `BadInput` for columns that do not exist.
     pub async fn open_stream(self: &Arc<Self>, settings: Arc<JobSettings>, member: Member, acks: Acks) -> Result<Box<dyn JobStream>> {
-        let version = self.reader.view.version(&settings.dataset, settings.version).await?;
+        let version = self.reader.version(&self.dispatcher, &settings.dataset, settings.version).await?;
         let served = self.reader.served(&version, &settings).await?;
         let each = acks != Acks::AtEnd;
         let stream = self.dispatcher.open_stream(&member, &self.worker, each).await?;

@@ -18,6 +18,7 @@ mod paths;
 mod vacuum;
 
 use arrow::datatypes::SchemaRef;
+use forebay_core::Result;
 use forebay_core::ids::{DatasetName, EpochId, VersionId};
 use forebay_core::shard::{RowGroupMeta, ShardMeta};
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +30,7 @@ pub use open::{list_datasets, open_version};
 pub use paths::BUNDLES;
 pub use vacuum::{Swept, drop_dataset, vacuum};
 
-use crate::types::{PART, StoredSchema};
+use crate::types::{PART, StoredSchema, to_stored};
 
 /// Prefix of the table properties that are ours.
 pub const PROPERTY_PREFIX: &str = "forebay.";
@@ -80,6 +81,40 @@ impl DatasetVersion {
     pub fn row_groups(&self, epoch: EpochId) -> Vec<(usize, usize, RowGroupMeta)> {
         let shards = self.shards.iter().enumerate().filter(|(_, s)| s.epoch == epoch);
         shards.flat_map(|(i, s)| s.row_groups.iter().enumerate().map(move |(g, meta)| (i, g, *meta))).collect()
+    }
+
+    /// The same in the order in which their tasks were staged, and how many of them belong to the first task that has rows. Files that nobody staged
+    /// (another writer's) come last.
+    pub fn staged_row_groups(&self, epoch: EpochId) -> (Vec<(usize, usize, RowGroupMeta)>, usize) {
+        let place = |shard: usize| self.shards.get(shard).map(|s| (s.staging.unwrap_or(u64::MAX), s.task, s.part));
+        let mut groups = self.row_groups(epoch);
+        groups.sort_by_key(|(shard, group, _)| (place(*shard), *group));
+        let task = |shard: usize| place(shard).map(|(staging, task, _)| (staging, task));
+        let first = groups.iter().find(|(.., meta)| meta.rows > 0).map(|(shard, ..)| task(*shard));
+        let count = first.map_or(0, |first| groups.partition_point(|(shard, ..)| task(*shard) <= first));
+        (groups, count)
+    }
+
+    /// What stands for the version number of what no version names.
+    pub const UNPUBLISHED: VersionId = VersionId(u64::MAX);
+
+    /// A dataset of which nothing is published yet, without a shard.
+    ///
+    /// # Errors
+    /// As [`to_stored`](crate::types::to_stored).
+    pub fn unpublished(name: DatasetName, schema: SchemaRef, properties: BTreeMap<String, String>) -> Result<Self> {
+        let stored = to_stored(&schema)?;
+        let table = TableIdentity { id: String::new(), created_ms: None };
+        Ok(Self { name, version: Self::UNPUBLISHED, schema, stored, shards: Vec::new(), properties, table })
+    }
+
+    /// The same with more staged shards.
+    #[must_use]
+    pub fn with_staged(&self, more: Vec<ShardMeta>) -> Self {
+        let mut grown = self.clone();
+        grown.shards.extend(more);
+        grown.shards.sort_by_key(|s| (s.epoch, s.task, s.part));
+        grown
     }
 
     /// Whether a step multiplied rows, so that the key is (`_id`, `_part`).

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use super::apply_jobs;
 use super::entry::{Change, Entry, JobEnd};
-use super::run_state::{Dataset, EpochPhase, EpochRun, KEPT_FAILURES, Quarantined, Run, RunPhase, RunSpec, Staged, Task, TaskFailure};
+use super::run_state::{
+    Dataset, EarlierEpoch, EpochPhase, EpochRun, KEPT_FAILURES, Quarantined, Run, RunPhase, RunSpec, Staged, Task, TaskFailure,
+};
 use super::state::{RunId, State};
 use crate::error::Error;
 use crate::ids::{Attempt, DatasetName, EpochId, TaskId, VersionId, WorkerName};
@@ -58,11 +60,22 @@ fn with_run(state: &mut State, dataset: &DatasetName, id: RunId, f: impl FnOnce(
 
 fn run_started(state: &mut State, name: &DatasetName, id: RunId, spec: &RunSpec, epochs: &[EpochId], replace: bool, at_ms: i64) {
     let dataset = state.datasets.entry(name.clone()).or_default();
+    remember_published(dataset);
     let tasks = spec.task_bytes.len();
     let epochs = epochs.iter().map(|e| (*e, EpochRun::new(tasks, dataset.next_attempt))).collect();
     let spec = Arc::new(spec.clone());
     dataset.run = Some(Run { id, spec, replace, phase: RunPhase::Running, started_ms: at_ms, epochs });
     state.next_run = state.next_run.max(RunId(id.0 + 1));
+}
+
+/// The run is about to be forgotten; what it published is not.
+fn remember_published(dataset: &mut Dataset) {
+    let Some(run) = &dataset.run else { return };
+    for (epoch, written) in &run.epochs {
+        if let EpochPhase::Published { version } = written.phase {
+            dataset.earlier.insert(*epoch, EarlierEpoch { run: run.id, version, rows: written.rows });
+        }
+    }
 }
 
 fn extend(run: &mut Run, epochs: &[EpochId], next_attempt: u32) {

@@ -98,6 +98,12 @@ fn apply_visit(job: &mut Job, change: &Change, at_ms: i64) {
             job.passes.insert(*pass, Pass::new(*pass, shape.clone(), &job.settings, job.ranks(), &done, at_ms));
             apply_commits::remember_shape(job, *pass);
         }
+        Change::PassGrown { pass, shape, .. } => {
+            if let Some(growing) = job.passes.get_mut(pass) {
+                growing.grow(&mut job.streams, shape, &job.settings, at_ms);
+            }
+            apply_commits::remember_shape(job, *pass);
+        }
         Change::WindowLeased { pass, window, worker, attempt, .. } => window_leased(job, *pass, *window, worker, *attempt),
         Change::Granted { pass, window, stream, from, to, .. } => {
             apply_visits::granted(job, *pass, *window, *stream, (*from, *to), at_ms);
@@ -131,6 +137,7 @@ fn job_of(change: &Change) -> Option<&JobName> {
         | Change::StreamOpened { job, .. }
         | Change::StreamClosed { job, .. }
         | Change::PassStarted { job, .. }
+        | Change::PassGrown { job, .. }
         | Change::WindowLeased { job, .. }
         | Change::Granted { job, .. }
         | Change::Sent { job, .. }

@@ -192,6 +192,10 @@ fn position(job: &Job) -> Result<(u32, Option<u64>), String> {
         return Err("some ranks have begun the next pass".to_owned());
     }
     let Some(least) = stands.iter().filter_map(|(_, next)| *next).min() else {
+        if pass.is_growing() {
+            // All ranks took all that is there.
+            return Ok((here, Some(pass.end.map_or(pass.deliverable, |end| map.batch_at(end).min(pass.deliverable)))));
+        }
         return if decide_equal::is_over(job, pass) { Ok((here + 1, None)) } else { Err("the pass is not over for everyone".to_owned()) };
     };
     let step = map.step_of(least);
@@ -342,6 +346,9 @@ fn check_place(fresh: &Job, place: u32, pass: Option<&CommittedPass>) -> Result<
 
 /// Whether the ranks of a fixed map were through with a pass when they stood before batch `next`: what it still had was dropped, and said so.
 fn was_over(job: &Job, pass: PassId, shape: &PassShape, next: u64) -> bool {
+    if shape.growth.is_some() {
+        return false;
+    }
     let JobSettings { batch_size, steps, end, world_size, .. } = *job.settings.as_ref();
     let batches = if end == End::Drop { shape.rows / batch_size.max(1) } else { shape.rows.div_ceil(batch_size.max(1)) };
     let restored = job.restored.as_ref().and_then(|r| r.pass.as_ref()).filter(|done| done.pass == pass);

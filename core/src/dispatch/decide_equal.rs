@@ -15,6 +15,9 @@ use crate::job::End;
 
 /// Whether a pass is over for everyone.
 pub(super) fn is_over(job: &Job, pass: &Pass) -> bool {
+    if pass.is_growing() {
+        return false;
+    }
     let redelivers = job.settings.redelivers();
     let Some(end) = pass.end else {
         return pass.pending() == 0 && (!redelivers || pass.counts.open() == 0);
@@ -66,12 +69,17 @@ pub(super) fn next(d: &mut Deciding<'_>, a: &Asked<'_>, rank: u32) -> Result<()>
         .with_remedy("restore a commit to take it in again"));
     }
     let has = given(a.pass, rank);
+    let growing = a.pass.is_growing();
     let left = match a.pass.end {
-        Some(_) if moves_end(d, a) => return Ok(()),
+        Some(_) if !growing && moves_end(d, a) => return Ok(()),
         Some(end) => end.saturating_sub(has),
         None => u64::MAX,
     };
     let own = a.pass.map.as_ref().and_then(|map| decide_fixed::next_own(a.pass, map, rank));
+    // While the epoch is being written, more may come for it, and nothing is filled or repeated before the last of its own.
+    if growing && (left == 0 || own.is_none()) {
+        return Ok(());
+    }
     if left == 0 || (a.pass.end.is_none() && own.is_none()) {
         done(d, a);
         return Ok(());
@@ -146,6 +154,7 @@ fn pad(d: &mut Deciding<'_>, a: &Asked<'_>, rank: u32, has: u64) {
         pass: a.pass_id,
         epoch: pass.shape.epoch,
         version: pass.shape.version,
+        run: pass.writer(),
         selection: pass.shape.selection.clone(),
         window,
         attempt: pass.windows.get(&WindowId(window.0)).map_or_else(Default::default, |w| w.attempt),

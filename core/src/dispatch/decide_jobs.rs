@@ -3,14 +3,17 @@
 use super::decide::{Deciding, is_transient};
 use super::entry::{Change, JobEnd};
 use super::event::{OpenedJob, PassAnswer, Reply, StoredDataset};
+use super::growth;
 use super::job_state::{Job, JobPhase};
+use super::pass_state::PassShape;
 use super::reconcile;
+use super::run_state::{EpochRun, RunPhase};
 use super::spans::Reason;
 use super::state::StreamId;
 use super::volatile::Work;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{ConsumerName, EpochId, Incarnation, JobName, PassId, WindowId, WorkerName};
-use crate::job::{ConsumerSettings, JobSettings, Visitation};
+use crate::job::{ConsumerSettings, JobSettings, Order, Visitation};
 
 /// How long after a pass began each consumer that joined finds a batch of it, however fast the others are.
 const RESERVE_MS: u64 = 1_000;
@@ -274,25 +277,15 @@ pub(super) fn pass_shaped(d: &mut Deciding<'_>, name: JobName, incarnation: Inca
     };
     d.volatile.touch_job(&name);
     match answer {
-        Ok(PassAnswer::Shape(shape)) => {
-            d.volatile.succeeded(&work);
-            d.volatile.wants_pass.remove(&name);
-            d.volatile.reserved_until.insert(name.clone(), d.now.mono_ms + RESERVE_MS);
-            d.job_changed(&name);
-            d.push(Change::PassStarted { job: name, pass, shape });
-        }
-        answer if is_not_yet(&answer) && is_being_written(d, job) => {
-            // Looked at again when an epoch is published, and now and then, because a run may fail.
-            d.volatile.failed(work, d.now);
-            d.volatile.waiting_for_epoch.insert(name);
-        }
+        Ok(PassAnswer::Shape(shape)) => start_pass(d, name, pass, shape),
+        answer if is_not_yet(&answer) && is_being_written(d, job) => follow(d, job, pass),
         Ok(PassAnswer::NotYet) => {
-            d.volatile.succeeded(&work);
-            let dataset = &job.settings.dataset;
-            let error =
-                Error::failed_precondition(format!("the epoch of pass {pass} of `{dataset}` is not stored, and nobody is writing it"))
-                    .with_remedy("materialize it, then restart the job");
-            fail(d, name, error);
+            let tries = d.volatile.failed(work, d.now);
+            // The log was read before the epoch was published, and its run is over since.
+            if !was_published(d, job, pass) || tries >= SHAPE_TRIES {
+                let error = not_stored(d, job, pass);
+                fail(d, name, error);
+            }
         }
         Err(error) => {
             let tries = d.volatile.failed(work, d.now);
@@ -300,6 +293,51 @@ pub(super) fn pass_shaped(d: &mut Deciding<'_>, name: JobName, incarnation: Inca
                 fail(d, name, error.context(format!("pass {pass} could not be planned")));
             }
         }
+    }
+}
+
+/// Why a pass can't begin, and never will.
+fn not_stored(d: &Deciding<'_>, job: &Job, pass: PassId) -> Error {
+    let dataset = &job.settings.dataset;
+    let what = format!("the epoch of pass {pass} of `{dataset}` is not stored, and nobody is writing it");
+    let run = d.state.datasets.get(dataset).and_then(|k| k.run.as_ref());
+    let run = run.filter(|r| job.epoch_of(pass).is_some_and(|epoch| r.epochs.contains_key(&epoch)));
+    match run.map(|r| &r.phase) {
+        Some(RunPhase::Failed(error)) => error.clone().context(what),
+        _ => Error::failed_precondition(what).with_remedy("materialize it, then restart the job"),
+    }
+}
+
+/// Whether the journal says that the pass's epoch is there.
+fn was_published(d: &Deciding<'_>, job: &Job, pass: PassId) -> bool {
+    let dataset = d.state.datasets.get(&job.settings.dataset).filter(|_| job.settings.version.is_none());
+    dataset.zip(job.epoch_of(pass)).is_some_and(|(dataset, epoch)| {
+        let run = dataset.run.as_ref().and_then(|r| r.epochs.get(&epoch));
+        run.is_some_and(EpochRun::is_published) || dataset.earlier.contains_key(&epoch)
+    })
+}
+
+fn start_pass(d: &mut Deciding<'_>, name: JobName, pass: PassId, shape: PassShape) {
+    d.volatile.succeeded(&Work::Shape(name.clone()));
+    d.volatile.wants_pass.remove(&name);
+    d.volatile.reserved_until.insert(name.clone(), d.now.mono_ms + RESERVE_MS);
+    d.job_changed(&name);
+    d.push(Change::PassStarted { job: name, pass, shape });
+}
+
+/// Begins a pass in staged order over an epoch that is being written, or waits: for the first rows of it, or until it is there.
+fn follow(d: &mut Deciding<'_>, job: &Job, pass: PassId) {
+    let name = job.settings.job.clone();
+    let staged = job.settings.order == Order::Staged;
+    let dataset = d.state.datasets.get(&job.settings.dataset).zip(job.epoch_of(pass)).filter(|_| staged);
+    match dataset.map_or(Ok(None), |(dataset, epoch)| growth::begin(&job.settings, pass, dataset, epoch)) {
+        Ok(Some(shape)) => start_pass(d, name, pass, shape),
+        Ok(None) => {
+            // Looked at again when more is staged, the epoch is published or its run ends, and now and then.
+            d.volatile.postponed(Work::Shape(name.clone()), d.now);
+            d.volatile.waiting_for_epoch.insert(name);
+        }
+        Err(error) => fail(d, name, error.context(format!("pass {pass} could not be planned"))),
     }
 }
 

@@ -345,10 +345,6 @@ pub(super) fn commit_done(
             d.volatile.succeeded(&work);
             if open {
                 d.dataset_changed(&dataset);
-                let waiting: Vec<_> = d.volatile.waiting_for_epoch.iter().cloned().collect();
-                for job in waiting {
-                    d.volatile.touch_job(&job);
-                }
                 d.push(Change::Published { dataset, run: run_id, epoch, version });
             }
         }

@@ -147,6 +147,7 @@ impl Deciding<'_> {
             pass: a.pass_id,
             epoch: a.pass.shape.epoch,
             version: a.pass.shape.version,
+            run: a.pass.writer(),
             selection: a.pass.shape.selection.clone(),
             window,
             attempt,

@@ -159,6 +159,12 @@ pub enum Change {
         pass: PassId,
         shape: PassShape,
     },
+    /// The epoch of a pass that is being written has come further, or is published: more windows may be granted.
+    PassGrown {
+        job: JobName,
+        pass: PassId,
+        shape: PassShape,
+    },
     WindowLeased {
         job: JobName,
         pass: PassId,

@@ -333,7 +333,10 @@ pub enum Granted {
 pub struct Grant {
     pub pass: PassId,
     pub epoch: EpochId,
-    pub version: VersionId,
+    /// Null while the epoch is being written.
+    pub version: Option<VersionId>,
+    /// Who writes the epoch, where it was being written when the pass began to be granted: its shards are asked of the dispatcher.
+    pub run: Option<RunId>,
     /// As in the pass's shape.
     pub selection: Option<String>,
     pub window: WindowId,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use super::job_state::{Job, JobPhase};
-use super::pass_state::{Counts, Pass};
+use super::pass_state::{Counts, Pass, PassShape};
 use super::run_state::{EpochPhase, Run};
 use super::spans::{Mark, Reason, Span, VisitState};
 use super::state::State;
@@ -140,10 +140,21 @@ fn check_pass(name: &JobName, job: &Job, id: PassId, pass: &Pass) -> Result<(), 
     if closed != pass.closed_batches {
         return fail("I2", format!("pass {id} of job `{name}`: {closed} batches are closed, {} counted", pass.closed_batches));
     }
+    if pass.is_growing() && (pass.shape.version.is_some() || pass.ended || !pass.batches.is_multiple_of(pass.batches_per_window())) {
+        return fail("I2", format!("pass {id} of job `{name}` grows, and is over or has a part of a window"));
+    }
     if pass.ended && pass.pending() > 0 {
         return fail("I2", format!("pass {id} of job `{name}` ended with pending batches"));
     }
     Ok(())
+}
+
+/// The shape of a pass is pinned; that of an epoch that is being written only grows, until it is published.
+fn may_become(old: &PassShape, new: &PassShape) -> bool {
+    let Some(growth) = &old.growth else { return old == new };
+    let pinned = PassShape { version: new.version, rows: new.rows, growth: new.growth, ..old.clone() };
+    let same_run = new.growth.is_none_or(|g| g.run == growth.run && g.next >= growth.next);
+    *new == pinned && same_run && new.rows >= old.rows && new.version.is_some() == new.growth.is_none()
 }
 
 /// I6: a task has one accepted result, of an attempt that was handed out.
@@ -187,7 +198,7 @@ pub fn check_step(before: &State, after: &State) -> Result<(), Violation> {
         let Some(new) = after.jobs.get(name).filter(|n| n.incarnation == old.incarnation) else { continue };
         for (id, old_pass) in &old.passes {
             let Some(new_pass) = new.passes.get(id) else { continue };
-            if new_pass.shape != old_pass.shape {
+            if !may_become(&old_pass.shape, &new_pass.shape) {
                 return fail("I3", format!("the shape of pass {id} of job `{name}` changed"));
             }
             for (window_id, window) in &old_pass.windows {

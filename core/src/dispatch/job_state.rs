@@ -213,6 +213,11 @@ impl Job {
         }
     }
 
+    /// The epoch that a pass reads.
+    pub fn epoch_of(&self, pass: PassId) -> Option<EpochId> {
+        self.epochs.get(pass.0 as usize % self.epochs.len().max(1)).copied()
+    }
+
     /// The pass that is going on.
     pub fn current(&self) -> Option<PassId> {
         if self.started > self.ended { self.pass_at(self.ended) } else { None }

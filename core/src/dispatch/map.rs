@@ -59,6 +59,12 @@ impl Map {
         segment.from + (step - segment.step) * segment.width()
     }
 
+    /// How many whole steps there are before a batch.
+    pub(super) fn steps_before(&self, batch: u64) -> u64 {
+        let last = self.last();
+        if last.ranks.is_empty() { last.step } else { last.step + batch.saturating_sub(last.from) / last.width() }
+    }
+
     /// The rank's first batch that is not below `from`.
     pub fn next_of(&self, rank: u32, from: u64) -> Option<u64> {
         for (index, segment) in self.segments.iter().enumerate() {

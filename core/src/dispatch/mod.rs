@@ -34,10 +34,12 @@ mod decide_visits;
 mod digests;
 mod entry;
 mod event;
+mod growth;
 mod invariants;
 mod job_state;
 mod map;
 mod pass;
+mod pass_growth;
 mod pass_state;
 mod ranges;
 mod reconcile;
@@ -58,6 +60,7 @@ pub use event::{
     Action, CommitOutcome, CommitRequest, Decision, Event, Grant, Granted, OpenedJob, PassAnswer, Reply, RunProgress, RunRequest, RunState,
     RunStatus, StoredDataset, Taken, TaskLease,
 };
+pub use growth::{Growth, StagedShards, staged_shards};
 pub use invariants::{Violation, check, check_step};
 pub use job_state::{Consumer, Job, JobPhase, Stream};
 pub use map::{Map, Segment};
@@ -67,7 +70,7 @@ pub use report::{
     ConsumerRow, JobInfo, TaskRow, VisitRow, job_info, job_workers, jobs, run_status, system_consumers, system_tasks, system_visits,
     system_workers,
 };
-pub use run_state::{Dataset, EpochPhase, EpochRun, Quarantined, Run, RunPhase, RunSpec, Staged, Task, TaskFailure};
+pub use run_state::{Dataset, EarlierEpoch, EpochPhase, EpochRun, Quarantined, Run, RunPhase, RunSpec, Staged, Task, TaskFailure};
 pub use spans::{Mark, Reason, Span, VisitState};
 pub use state::{RunId, State, StreamId};
 pub use streams::Streams;

@@ -45,8 +45,12 @@ impl Pass {
             pads: Vec::new(),
         };
         pass.take(taken, at_ms);
-        let width = ranks.filter(|_| settings.steps == Steps::Equal).map(|r| (r.len() as u64).max(1));
-        pass.close_end(settings, width, at_ms);
+        if pass.is_growing() {
+            pass.open_steps(settings);
+        } else {
+            let width = ranks.filter(|_| settings.steps == Steps::Equal).map(|r| (r.len() as u64).max(1));
+            pass.close_end(settings, width, at_ms);
+        }
         pass
     }
 

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::digests::Digests;
+use super::growth::Growth;
 use super::map::Map;
 use super::ranges::Ranges;
 use super::spans::{Mark, Span, Spans, VisitState};
@@ -165,9 +166,10 @@ fn is_uncommitted(span: &Span) -> bool {
 /// What a plan says about a pass, pinned when the pass starts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassShape {
-    pub version: VersionId,
+    /// Null while the epoch is being written.
+    pub version: Option<VersionId>,
     pub epoch: EpochId,
-    /// Rows that pass the filter.
+    /// Rows that pass the filter; while the epoch is being written, those of the windows that can be read.
     pub rows: u64,
     /// Rows of a window; the last may have fewer.
     pub window_rows: u64,
@@ -175,6 +177,9 @@ pub struct PassShape {
     /// Where the filter's selection is kept under the root, pinned with the version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selection: Option<String>,
+    /// How far an epoch has come that is still being written; null once it is published.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub growth: Option<Growth>,
 }
 
 /// One window with its visits. There are many, so what is counted is counted in 32 bits, and a worker's name is there once.

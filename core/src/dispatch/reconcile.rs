@@ -13,7 +13,7 @@ use super::report::{part_rows, window_rows};
 use super::run_state::Run;
 use super::spans::Reason;
 use super::volatile::{Life, Work};
-use super::{decide_commits, decide_equal, decide_jobs};
+use super::{decide_commits, decide_equal, decide_jobs, growth};
 use crate::error::{Error, Kind};
 use crate::ids::{BatchId, ConsumerName, DatasetName, EpochId, JobName, PassId, WindowId};
 use crate::job::{Assignment, End, RankLost};
@@ -31,7 +31,8 @@ pub(super) fn tick(d: &mut Deciding<'_>) {
         return;
     }
     // What timers change is looked at by the next tick: this one does not see it yet.
-    let (datasets, jobs) = (std::mem::take(&mut d.volatile.dirty_datasets), std::mem::take(&mut d.volatile.dirty_jobs));
+    let (datasets, mut jobs) = (std::mem::take(&mut d.volatile.dirty_datasets), std::mem::take(&mut d.volatile.dirty_jobs));
+    jobs.extend(growth::followers(d, &datasets));
     for dataset in datasets {
         due_dataset(d, &dataset);
     }
@@ -219,6 +220,9 @@ fn due_job(d: &mut Deciding<'_>, name: &JobName) {
         d.volatile.touch_job(name);
         d.act(Action::JobChanged(name.clone()));
         d.push(Change::JobEnded { job: name.clone(), end: JobEnd::Finished });
+        return;
+    }
+    if growth::due_growth(d, name, job) {
         return;
     }
     if job.phase == JobPhase::Open && due_pass_end(d, name, job) {

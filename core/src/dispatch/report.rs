@@ -172,7 +172,7 @@ pub fn job_info(state: &State, name: &JobName) -> Option<JobInfo> {
         error,
         incarnation: job.incarnation,
         pass: job.current(),
-        version: job.current().and_then(|p| job.passes.get(&p)).map(|p| p.shape.version),
+        version: job.current().and_then(|p| job.passes.get(&p)).and_then(|p| p.shape.version),
         batches: counts.total() + pending,
         pending,
         counts,

@@ -41,9 +41,20 @@ pub struct Dataset {
     /// The newest version that this dispatcher published.
     pub version: Option<VersionId>,
     pub run: Option<Run>,
+    /// What runs before that one published.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub earlier: BTreeMap<EpochId, EarlierEpoch>,
     /// The last failures of tasks, oldest first.
     #[serde(default)]
     pub failures: VecDeque<TaskFailure>,
+}
+
+/// An epoch that an earlier run published: jobs that followed it while it was written find it by its run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EarlierEpoch {
+    pub run: RunId,
+    pub version: VersionId,
+    pub rows: u64,
 }
 
 /// One failed attempt of a task.

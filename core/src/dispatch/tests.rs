@@ -3,6 +3,7 @@
 mod commit_tests;
 mod fixed_tests;
 mod golden_tests;
+mod growth_tests;
 mod job_tests;
 mod materialize_tests;
 mod simulation_tests;

@@ -12,6 +12,9 @@ const MAP_WORKERS: usize = 4;
 /// Visits that make a ledger file worth writing; fewer wait for some seconds, the end of their pass or of their job.
 const LEDGER_BATCHES: u64 = 4_096;
 
+/// How long work waits at most that somebody else is going to make possible.
+const POSTPONED_MS: u64 = 5_000;
+
 /// The two clocks of one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Now {
@@ -205,6 +208,12 @@ impl Volatile {
     pub(super) fn succeeded(&mut self, work: &Work) {
         self.in_flight.remove(work);
         self.retry_at.remove(work);
+    }
+
+    /// Work did not fail, and has to be done again: when somebody says that it may, or after some seconds.
+    pub(super) fn postponed(&mut self, work: Work, now: Now) {
+        self.in_flight.remove(&work);
+        self.retry_at.insert(work, (now.mono_ms + POSTPONED_MS, 0));
     }
 
     /// Work is tried again after 50 ms, doubling up to 5 s.

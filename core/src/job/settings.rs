@@ -7,9 +7,10 @@ use super::{
     JobSettings, Order, Passes, RankLost, Steps, Visitation,
 };
 use crate::error::{Error, Result};
-use crate::ids::{DatasetName, JobName};
+use crate::ids::{DatasetName, JobName, PassId};
 use crate::pipeline::Shuffle;
 use crate::pipeline::fields::Problems;
+use crate::plan::PlanSettings;
 
 impl JobSettings {
     /// The defaults of a job of one consumer.
@@ -92,9 +93,6 @@ impl JobSettings {
     /// Refuses, in this one place, what the documentation names and this version lacks.
     pub fn check_supported(&self) -> Result<()> {
         let problems = Problems::default();
-        if self.order == Order::Staged {
-            problems.unsupported("order", "\"staged\" is", "use \"published\" and wait for the epoch");
-        }
         if self.shuffle == Shuffle::Full {
             problems.unsupported("shuffle", "\"full\" is", "use \"window\", with a larger `window` for a wider mixture");
         }
@@ -145,6 +143,22 @@ fn word(setting: impl serde::Serialize) -> String {
 }
 
 impl JobSettings {
+    /// What the plan of one of its passes depends on.
+    pub fn plan(&self, pass: PassId) -> PlanSettings {
+        PlanSettings {
+            seed: self.seed,
+            pass,
+            batch_size: self.batch_size,
+            window_bytes: self.window,
+            shuffle: self.shuffle,
+            round_size: match (&self.bucket_by, self.round_size) {
+                (Some(_), Some(size)) => u64::from(size),
+                _ => 1,
+            },
+            end: self.end,
+        }
+    }
+
     /// Batches go to ranks, not to whoever asks.
     pub fn is_fixed(&self) -> bool {
         self.assignment != Assignment::Dynamic

@@ -88,12 +88,6 @@ fn every_visitation_and_assignment_resolves() {
 
 #[test]
 fn what_this_version_lacks_is_refused_in_one_message() {
-    let error =
-        resolve(r#"{"job":"j","dataset":"d","rank":0,"world_size":2,"assignment":"rounds","visitation":"exactly_once","order":"staged"}"#)
-            .unwrap_err();
-    assert_eq!(error.kind, Kind::Unsupported);
-    assert!(error.message.contains("job: order: "), "{error}");
-    assert!(!error.message.contains("assignment") && !error.message.contains("visitation"), "{error}");
     let full = resolve(r#"{"job":"j","dataset":"d","consumer":"c","shuffle":"full"}"#).unwrap_err();
     assert_eq!(full.kind, Kind::Unsupported);
 }
@@ -108,6 +102,8 @@ fn settings_that_contradict_each_other_are_bad_input() {
         (r#""steps":"equal""#, "world_size: missing, and `steps` is equal"),
         (r#""steps":"equal","world_size":2,"end":"short""#, "end: a short last batch gives unequal steps"),
         (r#""order":"staged","filter":"label = 1""#, "filter: `order` staged"),
+        (r#""order":"staged","shuffle":"full""#, "shuffle: a full shuffle needs the whole epoch"),
+        (r#""order":"staged","rank":0,"world_size":2"#, "steps: equal steps of a staged epoch need a fixed map"),
         (r#""round_size":4"#, "round_size: it belongs to `bucket_by`"),
         (r#""columns":[]"#, "columns: an empty list"),
         (r#""columns":["a","b","a"]"#, "columns: `a` is named twice"),

@@ -9,16 +9,16 @@ use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-fn settings(seed: u64, pass: u32, batch_size: u64, window_bytes: u64, shuffle: Shuffle) -> PlanSettings {
+pub(super) fn settings(seed: u64, pass: u32, batch_size: u64, window_bytes: u64, shuffle: Shuffle) -> PlanSettings {
     PlanSettings { seed, pass: PassId(pass), batch_size, window_bytes, shuffle, round_size: 1, end: End::Short }
 }
 
-fn groups(rows: &[u64]) -> Vec<PlanRowGroup> {
+pub(super) fn groups(rows: &[u64]) -> Vec<PlanRowGroup> {
     rows.iter().map(|rows| PlanRowGroup { rows: *rows, bytes: rows * 10 }).collect()
 }
 
 /// A batch's rows as (row group, physical row), by the steps that a worker takes.
-fn rows_of(plan: &Plan, batch: u64) -> Vec<(u32, u64)> {
+pub(super) fn rows_of(plan: &Plan, batch: u64) -> Vec<(u32, u64)> {
     let batch = BatchId(batch);
     let window = plan.window(plan.window_of(batch));
     let flat: Vec<(u32, u64)> = window
@@ -35,7 +35,7 @@ fn rows_of(plan: &Plan, batch: u64) -> Vec<(u32, u64)> {
     order[rows.start as usize..rows.end as usize].iter().map(|offset| flat[*offset as usize]).collect()
 }
 
-fn all_batches(plan: &Plan) -> Vec<Vec<(u32, u64)>> {
+pub(super) fn all_batches(plan: &Plan) -> Vec<Vec<(u32, u64)>> {
     (0..plan.batches()).map(|b| rows_of(plan, b)).collect()
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use forebay_core::Error;
-use forebay_core::dispatch::{Quarantined, RunId, RunSpec, StreamId};
+use forebay_core::dispatch::{Quarantined, RunId, RunSpec, StagedShards, StreamId};
 use forebay_core::ids::{
     Attempt, BatchId, ConsumerName, DatasetName, EpochId, Incarnation, JobName, PassId, Session, TaskId, VersionId, WindowId, WorkerName,
 };
@@ -134,6 +134,17 @@ pub enum Ask {
         #[serde(default)]
         session: Option<Session>,
     },
+    /// Shards of an epoch that is being written, from a staging number on.
+    Staged {
+        dataset: DatasetName,
+        run: RunId,
+        epoch: EpochId,
+        from: u64,
+    },
+    /// The spec of a dataset's current or last run.
+    RunSpec {
+        dataset: DatasetName,
+    },
     /// Whether any stream of the consumer is open, on any worker.
     Streaming {
         job: JobName,
@@ -174,7 +185,11 @@ pub enum GrantedMessage {
     Batches {
         pass: PassId,
         epoch: EpochId,
-        version: VersionId,
+        /// Null while the epoch is being written.
+        version: Option<VersionId>,
+        /// Who writes it then.
+        #[serde(default)]
+        run: Option<RunId>,
         selection: Option<String>,
         window: WindowId,
         attempt: Attempt,
@@ -213,6 +228,8 @@ pub enum Answer {
     Settings(Option<Box<JobSettings>>),
     Stream(StreamId),
     Granted(GrantedMessage),
+    Staged(StagedShards),
+    RunSpec(Option<Box<RunSpec>>),
     Yes(bool),
 }
 

@@ -7,15 +7,16 @@ use forebay_flight::api::{PlanInfo, PlanRequest};
 use super::args::{Connection, word};
 use super::connect::{Access, with};
 use super::output::{Outcome, Output, count};
-use super::read::SHUFFLES;
+use super::read::{ORDERS, SHUFFLES};
 
 const EXAMPLES: &str = "\
 Examples:
   forebay plan digits --root ./data                                  rows, windows and batches of pass 0
   forebay plan digits --batch-size 32 --seed 7 --step 31             the rows of step 31, before or after it was served
   forebay plan digits --job run1 --pass 2 --batch 12                 with the settings of a job
+  forebay plan digits --order staged --batch 3                       what a job got that began while the epoch was being written
 
-A plan depends on the dataset's version, the pass, the seed, the batch size, the window, the shuffle and the filter, and on nothing else.";
+A plan depends on the dataset's version, the pass, the seed, the batch size, the window, the shuffle, the order and the filter, and on nothing else.";
 
 /// Show a plan, or the rows of one of its batches
 #[derive(Debug, Args)]
@@ -36,6 +37,9 @@ pub(super) struct PlanArgs {
     seed: Option<u64>,
     #[arg(long, value_parser = word(SHUFFLES))]
     shuffle: Option<String>,
+    /// `staged`: as a job read that began before the epoch was published
+    #[arg(long, value_parser = word(ORDERS))]
+    order: Option<String>,
     /// Size of a window
     #[arg(long, value_name = "SIZE")]
     window: Option<String>,
@@ -70,6 +74,7 @@ pub(super) async fn run(connection: &Connection, args: PlanArgs, out: &Output) -
         batch_size: args.batch_size,
         seed: args.seed,
         shuffle: args.shuffle,
+        order: args.order,
         window: args.window,
         filter: args.filter,
         bucket_by: args.bucket_by,
@@ -84,12 +89,12 @@ pub(super) async fn run(connection: &Connection, args: PlanArgs, out: &Output) -
 
 fn show(plan: &PlanInfo, out: &Output) -> Outcome {
     let facts = [
-        ("dataset", format!("{} (version {})", plan.dataset, plan.version)),
+        ("dataset", format!("{} ({})", plan.dataset, plan.version.map_or("being written".to_owned(), |v| format!("version {v}")))),
         ("pass", format!("{} (epoch {})", plan.pass, plan.epoch)),
         ("rows", format!("{} in {} row groups", count(plan.rows), count(plan.row_groups))),
         ("windows", format!("{} of {} rows", count(plan.windows), count(plan.window_rows))),
         ("batches", format!("{} of {} rows", count(plan.batches), count(plan.batch_size))),
-        ("shuffle", format!("{}, seed {}", plan.shuffle, plan.seed)),
+        ("shuffle", format!("{}, seed {}, in {} order", plan.shuffle, plan.seed, plan.order)),
     ];
     for (name, value) in facts {
         out.line(format!("{name:<8} {value}"))?;

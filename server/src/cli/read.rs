@@ -23,6 +23,7 @@ use super::output::{Outcome, Output, column, count};
 use super::progress::Rows;
 
 pub(super) const SHUFFLES: &[&str] = &["none", "row_groups", "window", "full"];
+pub(super) const ORDERS: &[&str] = &["published", "staged"];
 const ASSIGNMENTS: &[&str] = &["dynamic", "static", "rounds"];
 const VISITATIONS: &[&str] = &["at_most_once", "at_least_once", "exactly_once"];
 
@@ -41,6 +42,7 @@ Examples:
   forebay read digits --epochs 0..1 --batch-size 64 --digest          the job's digest: equal for equal settings on every host
   forebay read digits --consumers 4 --job run1                        four consumers share the job's batches
   forebay read digits --filter \"split = 'train'\" --columns image,label --shuffle none
+  forebay read digits --order staged                                  begins while the epoch is still being materialized
   forebay read digits --epochs forever --server grpc://host:7070      until Ctrl-C
 
 A job whose name is given goes on where it stopped when the command is given again; without a name each read is a job of its own.";
@@ -67,6 +69,9 @@ pub(super) struct ReadArgs {
     /// How rows are mixed [default: the dataset's]
     #[arg(long, value_parser = word(SHUFFLES))]
     shuffle: Option<String>,
+    /// `staged`: rows in the order in which they were materialized, and from the first of them on while their epoch is still being written
+    #[arg(long, value_parser = word(ORDERS))]
+    order: Option<String>,
     /// Size of a window: rows are mixed within it [default: 256MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     window: Option<u64>,
@@ -122,6 +127,7 @@ fn request(args: &ReadArgs) -> Result<JobRequest> {
         "batch_size": args.batch_size,
         "seed": args.seed,
         "shuffle": args.shuffle,
+        "order": args.order,
         "window": args.window,
         "assignment": args.assignment,
         "visitation": args.visitation,

@@ -2,7 +2,7 @@
 //! own, to the dispatcher of another.
 
 use forebay_core::dispatch::{
-    self, Event, Granted, OpenedJob, Quarantined, Reply, RunRequest, RunSpec, RunStatus, State, StreamId, Taken, TaskLease, Token, Volatile,
+    self, Event, Granted, OpenedJob, Quarantined, Reply, RunRequest, RunStatus, State, StreamId, Taken, TaskLease, Token, Volatile,
 };
 use forebay_core::ids::{BatchId, ConsumerName, DatasetName, JobName, PassId, Session, WorkerName};
 use forebay_core::job::{ConsumerSettings, JobSettings};
@@ -33,17 +33,17 @@ const SURE_AFTER: u32 = 5;
 /// The dispatcher, as the rest of the process sees it. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Dispatcher {
-    link: Link,
+    pub(super) link: Link,
 }
 
 #[derive(Debug, Clone)]
-enum Link {
+pub(super) enum Link {
     Local(Local),
     Remote(Arc<dyn RemoteDispatcher>),
 }
 
 #[derive(Debug, Clone)]
-struct Local {
+pub(super) struct Local {
     inbox: mpsc::Sender<Message>,
     shared: Arc<Shared>,
     planner: Arc<dyn Planner>,
@@ -196,15 +196,6 @@ impl Dispatcher {
         let (reply, answer) = oneshot::channel();
         self.local()?.inbox.send(Message::Watch(dataset.clone(), reply)).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())
-    }
-
-    /// The spec of the dataset's current or last run.
-    ///
-    /// # Errors
-    /// `Unavailable` when the dispatcher has ended.
-    pub async fn run_spec(&self, dataset: &DatasetName) -> Result<Option<Arc<RunSpec>>> {
-        let name = dataset.clone();
-        self.look(move |state, _| state.datasets.get(&name)?.run.as_ref().map(|r| r.spec.clone())).await
     }
 
     /// A task for this worker, or none if there was nothing to do for that long.

@@ -12,6 +12,7 @@ mod handle;
 mod member;
 mod remote;
 mod shell;
+mod staged;
 mod waiting;
 mod work;
 
@@ -26,7 +27,7 @@ use std::time::Duration;
 
 pub use forebay_core::dispatch::{
     CommitOutcome, CommitRequest, Grant, Granted, JobInfo, OpenedJob, PassShape, Quarantined, RunRequest, RunSpec, RunState, RunStatus,
-    StoredDataset, StreamId, TaskLease,
+    StagedShards, StoredDataset, StreamId, TaskLease,
 };
 pub use handle::Dispatcher;
 pub use member::Member;

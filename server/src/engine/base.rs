@@ -64,7 +64,7 @@ impl Base {
         let runs = Arc::new(Runs::default());
         let planner = Arc::new(EnginePlanner::new(view.clone(), python.clone(), runs.clone(), metrics.clone()));
         let limits = ServeLimits { cache: config.cache_bytes, in_use: config.cache_bytes.max(MIN_IN_USE) };
-        let reader = Reader::new(view.clone(), python.clone(), limits, metrics.clone());
+        let reader = Reader::new(view.clone(), python.clone(), runs.clone(), limits, metrics.clone());
         Self { root, planner, view, python, runs, reader, metrics }
     }
 

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
-use forebay_core::ids::{ConsumerName, Incarnation, JobName, Session, VersionId};
+use forebay_core::ids::{ConsumerName, DatasetName, Incarnation, JobName, Session, VersionId};
 use forebay_core::job::{ConsumerSettings, JobRequest, JobSettings};
 use forebay_core::pipeline::Shuffle;
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Kind, Result};
 use forebay_flight::api::JobPlace;
 use forebay_flight::backend::{JobFlight, JobStream};
+use forebay_storage::delta::DatasetVersion;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -38,7 +39,7 @@ impl Engine {
     /// Joins the job that a command names, or creates it.
     pub(crate) async fn open_job(&self, command: &str) -> Result<JobFlight> {
         let Asked { settings, consumer, session } = self.resolve(command).await?;
-        let schema = self.reader().schema(&settings).await?;
+        let schema = self.reader().schema(self.dispatcher()?, &settings).await?;
         self.check_filter(&settings).await?;
         let by_action = consumer.acks_by_action;
         let name = consumer.consumer.clone();
@@ -59,13 +60,13 @@ impl Engine {
     /// The columns that a job's consumers would get.
     pub(crate) async fn job_schema(&self, command: &str) -> Result<SchemaRef> {
         let Asked { settings, .. } = self.resolve(command).await?;
-        self.reader().schema(&settings).await
+        self.reader().schema(self.dispatcher()?, &settings).await
     }
 
     /// Reads a job command and fills in what it leaves out: names of private jobs and consumers, the dataset's own shuffle.
     pub(super) async fn resolve(&self, command: &str) -> Result<Asked> {
         let mut request = JobRequest::from_json(command)?;
-        let version = self.known(&request.dataset, request.version.map(VersionId)).await?;
+        let version = self.known_or_coming(&request.dataset, request.version.map(VersionId)).await?;
         let unique = || uuid::Uuid::new_v4().simple().to_string();
         request.job.get_or_insert_with(|| format!("private-{}", unique()));
         request.consumer.get_or_insert_with(|| format!("consumer-{}", &unique()[..12]));
@@ -73,6 +74,17 @@ impl Engine {
         let session = request.session.map(Session);
         let (settings, consumer) = request.resolve(shuffle)?;
         Ok(Asked { settings, consumer, session })
+    }
+
+    /// A dataset that exists, or whose first epoch is being written; the dispatcher knows whether jobs may come, and what became of those that did.
+    async fn known_or_coming(&self, name: &str, version: Option<VersionId>) -> Result<Arc<DatasetVersion>> {
+        match self.known(name, version).await {
+            Err(error) if error.kind == Kind::NotFound && version.is_none() => {
+                let Ok(dataset) = DatasetName::parse(name) else { return Err(error) };
+                self.reader().staged.coming(self.dispatcher()?, &dataset).await?.ok_or(error)
+            }
+            found => found,
+        }
     }
 
     /// A filter that does not plan is refused before the job exists; which rows it takes is found when a pass starts.

@@ -30,6 +30,7 @@ use forebay_storage::source::Allow;
 use tokio::net::TcpListener;
 
 pub(crate) use overview::overview;
+pub(crate) use prepare::property;
 pub use running::RunningEngine;
 pub use view::View;
 

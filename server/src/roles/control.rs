@@ -177,6 +177,11 @@ impl LeaderControl {
             }
             Ask::CloseStream { job, stream, clean } => dispatcher.close_stream(&job, stream, clean).await.map(done),
             Ask::LeaveJob { job, consumer, session } => dispatcher.leave_job(&job, &consumer, session).await.map(done),
+            Ask::Staged { dataset, run, epoch, from } => dispatcher.staged_shards(&dataset, run, epoch, from).await.map(Answer::Staged),
+            Ask::RunSpec { dataset } => {
+                let spec = dispatcher.run_spec(&dataset).await?;
+                Ok(Answer::RunSpec(spec.map(|spec| Box::new(RunSpec::clone(&spec)))))
+            }
             Ask::Streaming { job, consumer } => dispatcher.is_streaming(&job, &consumer).await.map(Answer::Yes),
         }
     }
@@ -202,6 +207,7 @@ fn message_of(granted: Granted) -> GrantedMessage {
             pass: grant.pass,
             epoch: grant.epoch,
             version: grant.version,
+            run: grant.run,
             selection: grant.selection,
             window: grant.window,
             attempt: grant.attempt,

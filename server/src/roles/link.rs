@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use forebay_core::dispatch::{Event, Grant, Granted, Reply, RunId, RunSpec, TaskLease};
-use forebay_core::ids::{ConsumerName, DatasetName, JobName, WorkerName};
+use forebay_core::dispatch::{Event, Grant, Granted, Reply, RunId, RunSpec, StagedShards, TaskLease};
+use forebay_core::ids::{ConsumerName, DatasetName, EpochId, JobName, WorkerName};
 use forebay_core::job::JobSettings;
 use forebay_core::{Error, Kind, Result};
 use forebay_flight::control::{Answer, Ask, Beat, Call, ControlClient, GrantedMessage, LeaseRef, Missed, Running, StreamRef, Told};
@@ -316,6 +316,24 @@ impl RemoteDispatcher for WorkerLink {
         }
     }
 
+    async fn staged_shards(&self, dataset: &DatasetName, run: RunId, epoch: EpochId, from: u64) -> Result<StagedShards> {
+        match self.call(Ask::Staged { dataset: dataset.clone(), run, epoch, from }).await? {
+            Answer::Staged(shards) => Ok(shards),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn spec_of(&self, dataset: &DatasetName, run: RunId) -> Result<Arc<RunSpec>> {
+        self.spec(dataset, run).await
+    }
+
+    async fn run_spec(&self, dataset: &DatasetName) -> Result<Option<Arc<RunSpec>>> {
+        match self.call(Ask::RunSpec { dataset: dataset.clone() }).await? {
+            Answer::RunSpec(spec) => Ok(spec.map(Arc::from)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     fn report(&self, lease: &TaskLease, rows: u64, bytes: u64) -> bool {
         let mut tasks = self.tasks.lock();
         let Some(progress) = tasks.get_mut(&lease_ref(lease)) else { return false };
@@ -341,8 +359,8 @@ fn lease_ref(lease: &TaskLease) -> LeaseRef {
 
 fn granted(message: GrantedMessage) -> Granted {
     match message {
-        GrantedMessage::Batches { pass, epoch, version, selection, window, attempt, batches, every, step, padding } => {
-            Granted::Batches(Grant { pass, epoch, version, selection, window, attempt, batches, every, step, padding })
+        GrantedMessage::Batches { pass, epoch, version, run, selection, window, attempt, batches, every, step, padding } => {
+            Granted::Batches(Grant { pass, epoch, version, run, selection, window, attempt, batches, every, step, padding })
         }
         GrantedMessage::EndOfPass(pass) => Granted::EndOfPass(pass),
         GrantedMessage::EndOfJob => Granted::EndOfJob,

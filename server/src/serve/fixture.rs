@@ -147,7 +147,7 @@ impl Fixture {
 
     pub(crate) fn reader(&self, limits: ServeLimits) -> Arc<Reader> {
         let python = Arc::new(PythonPool::new(PythonConfig::default()));
-        Reader::new(View::new(self.root.clone()), python, limits, crate::metrics::Metrics::new().unwrap())
+        Reader::new(View::new(self.root.clone()), python, Arc::default(), limits, crate::metrics::Metrics::new().unwrap())
     }
 }
 

@@ -10,7 +10,7 @@ use arrow::datatypes::{TimestampMillisecondType, UInt32Type, UInt64Type};
 use forebay_core::digest;
 use forebay_core::dispatch::State;
 use forebay_core::ids::{BatchId, DatasetName, EpochId, JobName, PassId, VersionId, WindowId};
-use forebay_core::job::{Assignment, JobSettings};
+use forebay_core::job::{Assignment, JobSettings, Order};
 use forebay_core::pipeline::{self, PipelineSpec, Shuffle};
 use forebay_core::plan::Selection;
 use forebay_core::{Error, Result, suggest};
@@ -22,6 +22,7 @@ use super::Reader;
 use super::cache::Admission;
 use super::pass::{NamedSelection, PassPlan, load_selection};
 use super::served::Served;
+use super::staged::Standing;
 use super::window::WindowData;
 use crate::engine::Engine;
 
@@ -58,7 +59,7 @@ pub async fn answer(engine: &Engine, request: PlanRequest) -> Result<PlanInfo> {
     let selected = rows_of(engine.reader(), &pass, settings.bucket_by.as_deref(), &batches).await?;
     Ok(PlanInfo {
         dataset: settings.dataset.as_str().to_owned(),
-        version: pass.version.version.0,
+        version: pass.is_published().then_some(pass.version.version.0),
         pass: request.pass,
         epoch: pass.epoch.0,
         rows: plan.rows(),
@@ -69,6 +70,7 @@ pub async fn answer(engine: &Engine, request: PlanRequest) -> Result<PlanInfo> {
         batch_size: settings.batch_size,
         seed: settings.seed,
         shuffle: shuffle_name(settings.shuffle),
+        order: if settings.order == Order::Staged { "staged" } else { "published" }.to_owned(),
         selected,
     })
 }
@@ -97,6 +99,14 @@ fn parse_shuffle(text: &str) -> Result<Shuffle> {
     }
 }
 
+fn parse_order(text: &str) -> Result<Order> {
+    match text {
+        "published" => Ok(Order::Published),
+        "staged" => Ok(Order::Staged),
+        other => Err(Error::bad_input(format!("order: there is no `{}`", other.escape_debug())).with_remedy("use published or staged")),
+    }
+}
+
 /// Batches that all ranks together get in one step: by the fixed map, rank r gets b = r mod world size.
 fn step_batches(step: u64, world_size: Option<u32>, batches: u64) -> Result<Range<u64>> {
     let size = u64::from(world_size.unwrap_or(1).max(1));
@@ -117,6 +127,10 @@ async fn of_dataset(engine: &Engine, request: &PlanRequest) -> Result<(JobSettin
     };
     settings.batch_size = request.batch_size.unwrap_or(settings.batch_size);
     settings.seed = request.seed.unwrap_or(settings.seed);
+    settings.order = request.order.as_deref().map_or(Ok(Order::Published), parse_order)?;
+    if settings.order == Order::Staged && request.filter.is_some() {
+        return Err(Error::bad_input("filter: `order` staged takes none").with_remedy("leave the filter out, or use `order` \"published\""));
+    }
     settings.world_size = request.world_size;
     settings.bucket_by.clone_from(&request.bucket_by);
     settings.round_size = request.bucket_by.as_ref().map(|_| request.world_size.unwrap_or(1));
@@ -168,7 +182,17 @@ async fn of_job(engine: &Engine, state: &State, job: &str, request: &PlanRequest
         Some(shape) => shape.epoch,
         None => epoch_of_pass(&known.epochs, pass, &settings.dataset)?,
     };
-    let version = engine.view().version(&settings.dataset, shape.map(|s| s.version).or(settings.version)).await?;
+    if let Some((epoch, growth)) = shape.and_then(|s| Some((s.epoch, s.growth?))) {
+        let plan = match engine.reader().staged.of_state(state, &settings.dataset, growth.run, epoch).await? {
+            Standing::Staged(version) => PassPlan::staged(version, epoch, pass, &settings, false)?,
+            Standing::Published(version) => {
+                let version = engine.view().version(&settings.dataset, Some(version)).await?;
+                PassPlan::new(version, epoch, pass, &settings, None)?
+            }
+        };
+        return Ok((settings, Arc::new(plan)));
+    }
+    let version = engine.view().version(&settings.dataset, shape.and_then(|s| s.version).or(settings.version)).await?;
     let selection: Option<NamedSelection> = match (shape.and_then(|s| s.selection.as_ref()), &settings.filter) {
         (Some(stored), _) => Some(load_selection(engine.root(), &name, stored).await?),
         (None, Some(filter)) => Some(("filter".to_owned(), filtered(engine, &version, epoch, filter).await?)),
@@ -184,6 +208,7 @@ fn refuse_overrides(request: &PlanRequest) -> Result<()> {
         ("batch_size", request.batch_size.is_some()),
         ("seed", request.seed.is_some()),
         ("shuffle", request.shuffle.is_some()),
+        ("order", request.order.is_some()),
         ("window", request.window.is_some()),
         ("bucket_by", request.bucket_by.is_some()),
         ("filter", request.filter.is_some()),

@@ -153,23 +153,25 @@ impl ServedStream {
 
     /// The plan of the grant's pass.
     async fn pass_of(&mut self, grant: &Grant) -> Result<Arc<PassPlan>> {
-        let same = |p: &PassPlan| {
-            p.plan.settings().pass == grant.pass
-                && p.version.version == grant.version
-                && p.epoch == grant.epoch
-                && p.selection == grant.selection
-        };
-        if let Some(pass) = self.pass.as_ref().filter(|p| same(p)) {
+        if let Some(pass) = self.pass.as_ref().filter(|p| p.serves(grant)) {
             return Ok(Arc::clone(pass));
         }
         (self.open, self.ahead, self.making) = (None, None, Making::default());
         let reader = &self.serving.reader;
-        let pass = reader.passes.of_grant(&reader.view, &self.settings, self.of.member.incarnation, grant).await?;
+        let dispatcher = &self.serving.dispatcher;
+        let pass = reader.passes.of_grant(reader, dispatcher, &self.settings, self.of.member.incarnation, grant).await?;
+        if self.pass.as_ref().is_some_and(|before| before.is_like(grant)) {
+            // More of the same epoch is staged: how its rows are stored and made is known.
+            self.pass = Some(Arc::clone(&pass));
+            return Ok(pass);
+        }
         let served = reader.served(&pass.version, &self.settings).await?;
         if served.schema.fields() != self.served.schema.fields() {
             return Err(Error::failed_precondition(format!(
-                "job `{}`: version {} of dataset `{}` has other columns than this stream began with",
-                self.of.member.job, grant.version, self.settings.dataset
+                "job `{}`: {} of dataset `{}` has other columns than this stream began with",
+                self.of.member.job,
+                grant.version.map_or_else(|| "what is staged".to_owned(), |v| format!("version {v}")),
+                self.settings.dataset
             ))
             .with_remedy("open the job again"));
         }

@@ -27,7 +27,7 @@ use crate::metrics::Metrics;
 
 #[cfg(test)]
 #[path = "window_tests.rs"]
-mod tests;
+pub(super) mod tests;
 
 /// Bytes that a row's place in the window costs.
 const PLACE_BYTES: u64 = size_of::<(u32, u32)>() as u64;
@@ -74,7 +74,7 @@ type ItemPins = Pins<Item, Vec<RecordBatch>>;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct WindowKey {
     dataset: Arc<str>,
-    /// Of the epoch's files.
+    /// Of the epoch's files, or the window's.
     stamp: u64,
     selection: Option<u64>,
     seed: u64,
@@ -135,7 +135,7 @@ impl Loader {
         let settings = pass.plan.settings();
         let key = WindowKey {
             dataset: pass.version.name.as_str().into(),
-            stamp: pass.stamp,
+            stamp: pass.stamp(window),
             selection: pass.selection_key,
             seed: settings.seed,
             pass: settings.pass,

@@ -34,7 +34,7 @@ fn gather(data: &WindowData, found: &BatchOfRows) -> RecordBatch {
 }
 
 /// Every batch of a pass, as rows and keys, loaded one window after the other.
-async fn all(reader: &Reader, pass: &Arc<PassPlan>, columns: Option<&[String]>) -> Result<Vec<(RecordBatch, BatchOfRows)>> {
+pub(crate) async fn all(reader: &Reader, pass: &Arc<PassPlan>, columns: Option<&[String]>) -> Result<Vec<(RecordBatch, BatchOfRows)>> {
     let served = reader.served(&pass.version, &with_columns(columns)).await?;
     let mut out = Vec::new();
     for window in 0..pass.plan.windows() {

@@ -65,6 +65,7 @@ fn changes() -> Vec<Change> {
     ]
     .into_iter()
     .chain(redelivery_changes())
+    .chain(staged_changes())
     .collect()
 }
 
@@ -117,6 +118,28 @@ fn redelivery_changes() -> Vec<Change> {
             ledger: vec!["b.parquet".into()],
             number: 3,
         },
+    ]
+}
+
+/// Written since jobs follow epochs that are being written.
+fn staged_changes() -> Vec<Change> {
+    let (job, pass) = (job("run1"), PassId(5));
+    let mut blocks = crate::plan::Blocks::default();
+    for rows in [100, 60, 70] {
+        blocks.push(rows, 128).unwrap();
+    }
+    let begun = PassShape {
+        version: None,
+        rows: 0,
+        growth: Some(Growth { run: RunId(4), next: 1, blocks: Default::default() }),
+        ..shape(0, 2, 64, 1)
+    };
+    let grown = PassShape { rows: 128, growth: Some(Growth { run: RunId(4), next: 3, blocks }), ..begun.clone() };
+    let published = PassShape { version: Some(VersionId(9)), rows: 230, growth: None, ..begun.clone() };
+    vec![
+        Change::PassStarted { job: job.clone(), pass, shape: begun },
+        Change::PassGrown { job: job.clone(), pass, shape: grown },
+        Change::PassGrown { job, pass, shape: published },
     ]
 }
 

@@ -374,6 +374,14 @@ fn a_pass_waits_for_its_epoch_and_fails_with_its_run() {
     world.publish(0);
     world.pass_time(1_000);
     assert!(asked(&mut world), "nobody looked again after the publication");
+    world.send(answer(Ok(PassAnswer::Shape(shape(3, 4, 10, 0))))).unwrap();
+    assert!(matches!(world.send(event.clone()).unwrap(), Reply::Granted(Granted::Batches(_))));
+    world.ack(&a, "a", PassId(0), [0]).unwrap();
+    assert!(matches!(world.send(event.clone()).unwrap(), Reply::Granted(Granted::EndOfPass(_))));
+    assert_eq!(world.send(event.clone()).unwrap(), Reply::Wait);
+    world.tick();
+    assert!(asked(&mut world));
+    let answer = |answer| Event::PassShaped { job: job("j"), incarnation: Incarnation(0), pass: PassId(1), answer };
     world.send(answer(Ok(PassAnswer::NotYet))).unwrap();
     let lease = world.task("w").unwrap();
     world.send(Event::TaskFailed { lease, error: Error::bad_input("row 3") }).unwrap();
@@ -381,7 +389,7 @@ fn a_pass_waits_for_its_epoch_and_fails_with_its_run() {
     assert!(asked(&mut world));
     world.send(answer(Ok(PassAnswer::NotYet))).unwrap();
     let error = world.send(event).unwrap_err();
-    assert!(error.message.contains("nobody is writing it"), "{error}");
+    assert!(error.message.contains("nobody is writing it") && error.message.contains("row 3"), "{error}");
 }
 
 #[test]

@@ -85,12 +85,13 @@ pub(super) fn consumer_settings(name: &str) -> ConsumerSettings {
 
 pub(super) fn shape(rows: u64, per_window: u64, batch_size: u64, epoch: u32) -> PassShape {
     PassShape {
-        version: VersionId(0),
+        version: Some(VersionId(0)),
         epoch: EpochId(epoch),
         rows,
         window_rows: per_window * batch_size,
         batches_per_window: per_window,
         selection: None,
+        growth: None,
     }
 }
 

@@ -81,12 +81,13 @@ impl Planner for TestPlanner {
         }
         let per_window = 4;
         Ok(PassAnswer::Shape(PassShape {
-            version: stored.version,
+            version: Some(stored.version),
             epoch,
             rows: self.rows,
             window_rows: per_window * settings.batch_size,
             batches_per_window: per_window,
             selection: None,
+            growth: None,
         }))
     }
 

@@ -97,7 +97,7 @@ impl Sim {
         let settings = Box::new(self.settings.clone());
         let event = match restore {
             Some(Restoring { token, attempt }) => Event::Restore { settings, consumer, token, attempt, stored: None },
-            None => Event::OpenJob { settings, consumer, stored: super::super::world::stored("f", 0, 1) },
+            None => Event::OpenJob { settings, consumer, stored: self.stored() },
         };
         self.call(Peer::Join { client }, Event::OfSession { session, event: Box::new(event) });
     }

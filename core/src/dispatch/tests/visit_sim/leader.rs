@@ -47,7 +47,7 @@ impl Sim {
     }
 
     /// Decides, writes and applies. None when the leader is over: nothing of it is told to anybody.
-    fn decide(&mut self, index: usize, event: Event) -> Option<Result<Reply>> {
+    pub(super) fn decide(&mut self, index: usize, event: Event) -> Option<Result<Reply>> {
         let now = self.moment();
         let event = self.bend_event(index, event);
         let bent = self.bend_state(index);
@@ -187,9 +187,8 @@ impl Sim {
     fn act(&mut self, index: usize, action: Action) {
         let fails = !self.calm && self.chance(5);
         let event = match action {
-            Action::ShapePass { job, incarnation, pass, settings, .. } => {
-                let shape = super::super::world::shape(self.rows, self.per_window, settings.batch_size, 0);
-                let answer = if fails { Err(Error::internal("the store is down")) } else { Ok(PassAnswer::Shape(shape)) };
+            Action::ShapePass { job, incarnation, pass, epochs, .. } => {
+                let answer = if fails { Err(Error::internal("the store is down")) } else { Ok(self.shape_of(pass, &epochs)) };
                 Event::PassShaped { job, incarnation, pass, answer }
             }
             Action::WriteLedger { job, incarnation, number, windows, mut rows } => {
@@ -202,6 +201,10 @@ impl Sim {
                 let result = if fails { Err(Error::internal("the store is down")) } else { Ok(vec![path]) };
                 Event::LedgerWritten { job, incarnation, number, windows, result }
             }
+            commit @ (Action::PrepareCommit(_) | Action::Commit { .. }) => match self.commit_of(commit, fails) {
+                Some(event) => event,
+                None => return,
+            },
             _ => return,
         };
         let at = self.now + 1 + self.rng.below(200);

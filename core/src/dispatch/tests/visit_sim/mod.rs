@@ -12,6 +12,7 @@ mod leader;
 mod net;
 mod tests;
 mod worker;
+mod writing;
 
 use std::collections::BTreeMap;
 
@@ -25,6 +26,7 @@ use consumer::Client;
 use leader::{Journal, Leader};
 use net::{Call, Msg, Net};
 use worker::{Conn, Server};
+use writing::Writing;
 
 /// Faults end after this much virtual time.
 const CHAOS_MS: u64 = 90_000;
@@ -89,6 +91,8 @@ struct Sim {
     per_window: u64,
     /// In some histories the ledger takes acknowledged batches of open windows early.
     ledger_batches: u64,
+    /// In staged order: who writes the epochs.
+    writing: Option<Writing>,
     journal: Journal,
     leaders: Vec<Leader>,
     servers: Vec<Server>,
@@ -111,6 +115,13 @@ struct Sim {
 
 impl Sim {
     fn new(seed: u64, bug: Option<Bug>) -> Self {
+        let mut sim = Self::prepared(seed, bug);
+        sim.populate();
+        sim
+    }
+
+    /// With a leader, and nobody else.
+    fn prepared(seed: u64, bug: Option<Bug>) -> Self {
         let mut rng = Rng::new(seed);
         let mut settings = random_settings(&mut rng);
         if settings.assignment == Assignment::Rounds && settings.rank_lost == RankLost::Wait && seed.is_multiple_of(5) {
@@ -132,6 +143,7 @@ impl Sim {
             rows,
             per_window,
             ledger_batches: [0, 4, 1][seed as usize % 3],
+            writing: None,
             journal: Journal::default(),
             leaders: Vec::new(),
             servers: Vec::new(),
@@ -151,21 +163,25 @@ impl Sim {
             checked: 0,
         };
         sim.start_leader();
-        for _ in 0..2 + sim.rng.below(2) {
-            sim.start_server();
-        }
-        for slot in 0..sim.consumers() {
-            let at = sim.rng.below(2_000);
-            sim.net.at(at, Msg::Spawn { slot, restore: None });
-        }
-        sim.net.at(500, Msg::Chaos);
-        if sim.settings.assignment == Assignment::Rounds && sim.settings.rank_lost != RankLost::Wait {
-            // Most histories are short: a rank that is lost has to be lost early.
-            let at = 1_000 + sim.rng.below(3_000);
-            sim.net.at(at, Msg::LoseRank);
-        }
-        sim.net.at(200, Msg::Tick);
         sim
+    }
+
+    /// Adds workers, consumers and faults.
+    fn populate(&mut self) {
+        for _ in 0..2 + self.rng.below(2) {
+            self.start_server();
+        }
+        for slot in 0..self.consumers() {
+            let at = self.rng.below(2_000);
+            self.net.at(at, Msg::Spawn { slot, restore: None });
+        }
+        self.net.at(500, Msg::Chaos);
+        if self.settings.assignment == Assignment::Rounds && self.settings.rank_lost != RankLost::Wait {
+            // Most histories are short: a rank that is lost has to be lost early.
+            let at = 1_000 + self.rng.below(3_000);
+            self.net.at(at, Msg::LoseRank);
+        }
+        self.net.at(200, Msg::Tick);
     }
 
     fn consumers(&mut self) -> u32 {
@@ -209,7 +225,12 @@ impl Sim {
     }
 
     fn is_finished(&self) -> bool {
-        let job = self.leaders.iter().rfind(|l| l.alive).and_then(|l| l.state.jobs.get(&self.settings.job));
+        let leader = self.leaders.iter().rfind(|l| l.alive);
+        let job = leader.and_then(|l| l.state.jobs.get(&self.settings.job));
+        if job.is_none() && self.calm && self.is_given_up() {
+            // Nobody had come before, and now there is nothing to come for.
+            return true;
+        }
         job.is_some_and(|j| {
             matches!(j.phase, JobPhase::Ended { end: JobEnd::Finished | JobEnd::Failed(_) | JobEnd::Idle, .. })
                 && j.passes.values().all(|p| p.windows.is_empty())
@@ -301,6 +322,7 @@ impl Sim {
                 self.net.at(self.now + 200, Msg::Tick);
             }
             Msg::Chaos => self.chaos(),
+            Msg::Write => self.write(),
             Msg::LoseRank => self.client_crash(true),
         }
     }

@@ -57,6 +57,7 @@ pub(super) enum Msg {
     Lead,
     Tick,
     Chaos,
+    Write,
     LoseRank,
 }
 

@@ -9,8 +9,12 @@ const BUG_SEEDS: usize = 150;
 
 /// Runs one seed to its end and judges it.
 fn judge(seed: u64, bug: Option<Bug>) -> Result<Sim, String> {
+    judge_of(bug, || Sim::new(seed, bug))
+}
+
+fn judge_of(bug: Option<Bug>, make: impl Fn() -> Sim + std::panic::RefUnwindSafe) -> Result<Sim, String> {
     let run = std::panic::catch_unwind(|| {
-        let mut sim = Sim::new(seed, bug);
+        let mut sim = make();
         let ends = sim.run();
         if !ends {
             if setting("FOREBAY_SIM_LOG").is_some() {
@@ -73,6 +77,42 @@ fn every_promise_is_kept() {
         assert!(
             faults > 5_000 && restores > 100 && twice > 30 && modes.len() == 18,
             "the histories are too tame: {faults} faults, {restores} restores, {modes:?}"
+        );
+    }
+}
+
+#[test]
+fn every_promise_is_kept_while_the_epochs_are_written() {
+    let seeds = match setting("FOREBAY_SIM_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..setting("FOREBAY_SIM_SEEDS").unwrap_or(SEEDS),
+    };
+    let whole = seeds.clone().count() as u64 >= SEEDS;
+    let (mut grown, mut early, mut given_up, mut finished, mut modes, mut failures) = (0, 0, 0, 0, BTreeMap::new(), Vec::new());
+    for seed in seeds {
+        match judge_of(None, || Sim::staged(seed)) {
+            Ok(sim) => {
+                let changes: Vec<Change> = sim.journal.entries.iter().map(|e| Entry::decode(e).unwrap().change).collect();
+                let published = changes.iter().position(|c| matches!(c, Change::Published { .. })).unwrap_or(changes.len());
+                early += changes[..published].iter().filter(|c| matches!(c, Change::Acknowledged { .. })).count();
+                grown += changes.iter().filter(|c| matches!(c, Change::PassGrown { .. })).count();
+                given_up += u32::from(sim.is_given_up());
+                finished += u32::from(changes.iter().any(|c| matches!(c, Change::JobEnded { end: JobEnd::Finished, .. })));
+                *modes
+                    .entry(format!("{:?} {:?} {:?}", sim.settings.visitation, sim.settings.assignment, sim.settings.steps))
+                    .or_insert(0) += 1;
+            }
+            Err(why) => failures.push(format!("seed {seed}: {why}\n  {}", again(seed))),
+        }
+    }
+    assert!(failures.is_empty(), "{} histories broke a promise:\n{}", failures.len(), failures.join("\n"));
+    println!(
+        "{grown} growths, {early} acknowledgements before the first publication, {given_up} runs given up, {finished} jobs finished, {modes:?}"
+    );
+    if whole {
+        assert!(
+            grown > 600 && early > 900 && given_up > 20 && finished > 200 && modes.len() == 15,
+            "the histories are too tame: {grown} growths, {early} early, {given_up} given up, {finished} finished, {modes:?}"
         );
     }
 }
