@@ -37,6 +37,7 @@ impl JobSettings {
             rank_timeout_ms: DEFAULT_RANK_TIMEOUT_MS,
             idle_timeout_ms: DEFAULT_IDLE_TIMEOUT_MS,
             kept_commits: DEFAULT_KEPT_COMMITS,
+            view: None,
         }
     }
 
@@ -132,6 +133,7 @@ impl JobSettings {
             ("rank_timeout", span(self.rank_timeout_ms)),
             ("idle_timeout", span(self.idle_timeout_ms)),
             ("kept_commits", self.kept_commits.into()),
+            ("view", self.view.as_ref().map(|view| view.name.as_str()).into()),
         ]
     }
 }
