@@ -100,6 +100,7 @@ impl Base {
             worker,
             runs,
             indexing: Default::default(),
+            names: Default::default(),
             registry,
             compute: compute.handle()?.clone(),
             dispatcher,

@@ -8,6 +8,7 @@ pub(crate) mod base;
 mod commits;
 mod index;
 mod jobs;
+mod names;
 mod overview;
 mod planner;
 mod prepare;
@@ -16,6 +17,7 @@ pub(crate) mod running;
 mod runs;
 mod system;
 mod view;
+mod views;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -114,6 +116,7 @@ pub struct Engine {
     worker: WorkerName,
     runs: Arc<Runs>,
     indexing: index::Indexing,
+    names: names::Names,
     /// Workers of other processes, where this one leads some.
     registry: Option<Arc<Registry>>,
     reader: Arc<Reader>,
@@ -178,6 +181,10 @@ impl Engine {
 
     pub(crate) fn indexing(&self) -> &index::Indexing {
         &self.indexing
+    }
+
+    pub(crate) fn names(&self) -> &names::Names {
+        &self.names
     }
 
     /// The worker's threads.
