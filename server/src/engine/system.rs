@@ -12,7 +12,7 @@ use arrow::json::ReaderBuilder;
 use async_trait::async_trait;
 use forebay_core::dispatch::{self, State, Volatile};
 use forebay_core::ids::JobName;
-use forebay_core::view::{View, ViewCost};
+use forebay_core::view::{self, ViewCost};
 use forebay_core::{Error, Kind, Result};
 use forebay_sql::system::SystemTables;
 use forebay_storage::{artifact, delta, journal, ledger, views};
@@ -285,7 +285,7 @@ impl System {
 
     /// Views as they were when they were made: what they mean now takes planning them.
     async fn view_rows(&self) -> Result<Vec<Value>> {
-        let row = |view: View| {
+        let row = |view: view::View| {
             let (selection, cost) = (view.selection, view.cost);
             json!({"name": view.name, "sql": view.sql, "kind": if selection.is_some() { "selection" } else { "query" },
                 "reads": view.reads.join(", "), "dataset": selection.as_ref().map(|s| &s.dataset),

@@ -13,7 +13,6 @@ use datafusion::catalog::view::ViewTable;
 use datafusion::common::TableReference;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::logical_expr::LogicalPlan;
-use datafusion::physical_plan::ExecutionPlan;
 use datafusion::sql::parser::Statement as DfStatement;
 use forebay_core::ids::ViewName;
 use forebay_core::view::{View, ViewSelection};
