@@ -80,7 +80,7 @@ fn names_are_given_once_and_what_is_missing_is_said() {
     assert!(home.fails(2, &["view", "create", "even", "SELECT 1 AS one"]).contains("forebay view drop even"));
     assert!(home.fails(2, &["view", "create", "numbers", EVEN]).contains("there is a dataset"));
     assert!(home.fails(2, &["view", "create", "Even", EVEN]).contains("not a view name"));
-    assert!(home.fails(2, &["view", "create", "odd", "SELECT m FROM numbers"]).contains("`n`"));
+    assert!(home.fails(2, &["view", "create", "odd", "SELECT m FROM numbers"]).contains("No field named m"));
     home.write("q.toml", csv_pipeline("even", "SELECT n FROM input", ""));
     let said = home.fails(2, &["materialize", "q.toml"]);
     assert!(said.contains("there is a view `even`") && said.contains("forebay view drop even"), "{said}");

@@ -4,6 +4,7 @@
 //! reachable from a query: there are no files, URLs, settings, tables to create or functions with side effects. A query plans against pinned
 //! versions and runs on threads of its own; dropping its stream stops it. Must not know: gRPC, who asks.
 
+mod comparisons;
 mod constants;
 mod information;
 mod limits;
@@ -62,7 +63,7 @@ pub use views::ViewMeaning;
 use resolve::Tables;
 use run::Runner;
 use search::SearchCall;
-use views::Expansion;
+use views::Opened;
 
 /// A running query: its columns and its rows.
 pub struct QueryStream {
@@ -181,7 +182,8 @@ impl Catalog {
     /// `NotFound` where there is none of this name.
     pub async fn columns(&self, schema: &str, table: &str) -> Result<SchemaRef> {
         let name = TableReference::partial(schema, table);
-        let tables = Tables::resolve(self, std::slice::from_ref(&name), &[], None, &mut Expansion::default()).await?;
+        let opened = Opened::table(self, schema, table).await?;
+        let tables = Tables::resolve(self, std::slice::from_ref(&name), &[], None, &opened).await?;
         tables.schema_of(&name)
     }
 
@@ -212,15 +214,17 @@ impl Catalog {
     /// Text to a verified plan, with the tables that it names and no others.
     async fn logical(&self, request: &Request) -> Result<(SessionState, LogicalPlan)> {
         let named = self.names(request).await?;
-        let mut expansion = Expansion::of(&named);
-        let tables = Tables::resolve(self, &named.names, &named.searches, request.schema.as_deref(), &mut expansion).await?;
+        let schema = request.schema.as_deref();
+        let opened = Opened::of(self, &named, schema).await?;
+        let tables = Tables::resolve(self, &named.names, &named.searches, schema, &opened).await?;
         let session = tables.into_session(self.session(request)?)?;
         self.plan(move || {
             let plan = futures::executor::block_on(session.statement_to_plan(named.statement)).map_err(unknown_function)?;
             options().verify_plan(&plan).map_err(to_error)?;
-            if expansion.any() {
+            if opened.has_views() {
                 views::check_size(&plan)?;
             }
+            comparisons::check_comparisons(&plan)?;
             weight::check_weight(&plan)?;
             Ok((session, harden(plan).map_err(to_error)?))
         })

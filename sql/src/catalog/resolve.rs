@@ -22,7 +22,7 @@ use super::search::SearchCall;
 use super::search_table::SearchTable;
 use super::system::SystemTable;
 use super::table::DatasetTable;
-use super::views::{self, Expansion};
+use super::views::Opened;
 use super::{Catalog, Inner};
 use crate::guard::to_error;
 use crate::system::SystemTables;
@@ -52,14 +52,15 @@ impl Tables {
         names: &[TableReference],
         searches: &[SearchCall],
         schema: Option<&str>,
-        expansion: &mut Expansion,
+        opened: &Opened,
     ) -> Result<Self> {
         let Inner { root, system, indexes, .. } = catalog.inner.as_ref();
         let mut found: BTreeMap<String, BTreeMap<String, Arc<dyn TableProvider>>> = BTreeMap::new();
         for name in names {
             let schema = name.schema().or(schema).unwrap_or(PUBLIC);
             if let Some(call) = searches.iter().find(|call| call.table == name.table()) {
-                let table = SearchTable::new(root.clone(), open(root, &call.dataset).await?, indexes.clone(), call)?;
+                let Some(version) = opened.dataset(&call.dataset) else { return Err(unknown(root, &call.dataset).await) };
+                let table = SearchTable::new(root.clone(), version.clone(), indexes.clone(), call)?;
                 found.entry(schema.to_owned()).or_default().insert(name.table().to_owned(), Arc::new(table));
                 continue;
             }
@@ -69,12 +70,10 @@ impl Tables {
                     let tables: Arc<dyn SystemTables> = Arc::new(Information { catalog: catalog.clone() });
                     Arc::new(system_table(&tables, INFORMATION_SCHEMA, name.table())?)
                 }
-                (None | Some(CATALOG), PUBLIC) => match find(root, name.table()).await? {
-                    Some(version) => Arc::new(DatasetTable::new(root.clone(), version, indexes.clone())),
-                    None => match views::table(catalog, name.table(), expansion).await? {
-                        Some(view) => view,
-                        None => return Err(unknown(root, name.table()).await),
-                    },
+                (None | Some(CATALOG), PUBLIC) => match (opened.dataset(name.table()), opened.view(name.table())) {
+                    (Some(version), _) => Arc::new(DatasetTable::new(root.clone(), version.clone(), indexes.clone())),
+                    (None, Some(view)) => view.clone(),
+                    (None, None) => return Err(unknown(root, name.table()).await),
                 },
                 _ => {
                     return Err(Error::not_found(format!("there is no table `{name}`"))
@@ -118,14 +117,6 @@ fn system_table(system: &Arc<dyn SystemTables>, schema: &str, name: &str) -> Res
             let error = Error::not_found(format!("there is no table `{schema}.{name}`"));
             Err(with_nearest(error, name, all.iter().map(|(known, _)| *known)))
         }
-    }
-}
-
-/// A dataset by `name` or `name@v3`.
-async fn open(root: &Root, text: &str) -> Result<Arc<DatasetVersion>> {
-    match find(root, text).await? {
-        Some(version) => Ok(version),
-        None => Err(unknown(root, text).await),
     }
 }
 

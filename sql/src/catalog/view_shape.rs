@@ -6,7 +6,7 @@ use datafusion::logical_expr::LogicalPlan;
 use datafusion::sql::parser::Statement as DfStatement;
 use datafusion::sql::sqlparser::ast::{
     Expr, Ident, ObjectName, ObjectNamePart, Query, Select, SelectFlavor, SelectItem, SetExpr, Statement, TableFactor, TableWithJoins,
-    WildcardAdditionalOptions, visit_expressions_mut,
+    WildcardAdditionalOptions, visit_expressions, visit_expressions_mut,
 };
 
 use super::table::EPOCH;
@@ -31,6 +31,9 @@ pub(super) fn shape_of(statement: &DfStatement, plan: &LogicalPlan) -> Result<Sh
     let columns = columns(&select.projection, &qualifier, plan)?;
     if columns.as_ref().is_some_and(|names| names.iter().any(|name| name == EPOCH)) {
         return Err("a job has no column `epoch`: each of its batches says its epoch".to_owned());
+    }
+    if select.selection.as_ref().is_some_and(has_subquery) {
+        return Err("its condition has a subquery".to_owned());
     }
     let filter = select.selection.clone().map(|filter| unqualified(filter, &qualifier).to_string());
     Ok(Shape { table, columns, filter })
@@ -121,6 +124,16 @@ fn column_of(expr: &Expr, qualifier: &str) -> Option<String> {
         },
         _ => None,
     }
+}
+
+fn has_subquery(filter: &Expr) -> bool {
+    let found = visit_expressions(filter, |expr| match expr {
+        Expr::Subquery(_) | Expr::InSubquery { .. } | Expr::Exists { .. } | Expr::AnyOp { .. } | Expr::AllOp { .. } => {
+            ControlFlow::Break(())
+        }
+        _ => ControlFlow::Continue(()),
+    });
+    found.is_break()
 }
 
 /// The condition with its columns' names alone: a filter knows no table.

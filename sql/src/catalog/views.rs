@@ -17,13 +17,14 @@ use datafusion::sql::parser::Statement as DfStatement;
 use forebay_core::ids::ViewName;
 use forebay_core::view::{View, ViewSelection};
 use forebay_core::{Error, Kind, Result};
+use forebay_storage::delta::DatasetVersion;
 use forebay_storage::views;
 use futures::future::BoxFuture;
 
 use super::resolve::{self, Tables};
 use super::scan::RowGroupScan;
 use super::view_shape::{Shape, shape_of};
-use super::{Catalog, Named, Request, options, parameters, physical, select, unknown_function, weight};
+use super::{CATALOG, Catalog, Named, Request, comparisons, options, parameters, physical, select, unknown_function, weight};
 use crate::functions::capped::harden;
 use crate::guard::{from_error, to_error};
 
@@ -32,40 +33,88 @@ const DEPTH: usize = 16;
 /// Parts of a plan with its views written out.
 const NODES: usize = 2_000;
 
-/// The views of one query, and what they make of it.
+/// The datasets and views that a query reaches. Each is opened once: wherever its name stands, it is the same version.
 #[derive(Debug, Default)]
-pub(super) struct Expansion {
+pub(super) struct Opened {
+    datasets: BTreeMap<String, Arc<DatasetVersion>>,
+    views: BTreeMap<String, Arc<dyn TableProvider>>,
     operators: usize,
     bytes: usize,
-    /// From the query to the view that is being planned.
-    path: Vec<ViewName>,
-    done: BTreeMap<ViewName, Arc<dyn TableProvider>>,
 }
 
-impl Expansion {
-    /// Of a query that has so many operators itself.
-    pub(super) fn of(query: &Named) -> Self {
-        Self { operators: query.operators, bytes: query.bytes, ..Self::default() }
+/// A text whose tables are being opened: the query's, or a view's.
+struct Reading {
+    view: Option<(View, Named)>,
+    /// Names still to be looked up.
+    names: Vec<String>,
+}
+
+impl Opened {
+    /// Opens what a query names in the schema of datasets and views. Names that nothing has are left out.
+    pub(super) async fn of(catalog: &Catalog, query: &Named, schema: Option<&str>) -> Result<Self> {
+        let mut opened = Self { operators: query.operators, bytes: query.bytes, ..Self::default() };
+        // Views of views are opened one after the other, not one within the other: their depth takes no stack.
+        let mut open = vec![Reading { view: None, names: public_names(query, schema) }];
+        while let Some(reading) = open.last_mut() {
+            let step = match reading.names.pop() {
+                Some(name) => opened.look_up(catalog, &name, &open).await.map(|found| open.extend(found)),
+                None => match open.pop().and_then(|reading| reading.view) {
+                    Some((view, named)) => {
+                        let name = view.name.clone();
+                        opened.plan(catalog, view, named).await.map_err(|e| e.context(format!("view `{name}`")))
+                    }
+                    None => Ok(()),
+                },
+            };
+            step.map_err(|error| open.iter().rev().filter_map(name_of).fold(error, |error, name| error.context(format!("view `{name}`"))))?;
+        }
+        Ok(opened)
     }
 
-    /// Whether the query reaches any view.
-    pub(super) fn any(&self) -> bool {
-        !self.done.is_empty()
+    /// Opens one table.
+    pub(super) async fn table(catalog: &Catalog, schema: &str, table: &str) -> Result<Self> {
+        let quoted = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
+        let named = catalog.names(&Request::new(format!("SELECT 1 FROM {}.{}", quoted(schema), quoted(table)))).await?;
+        Self::of(catalog, &named, None).await
     }
 
-    fn enter(&mut self, name: &ViewName) -> Result<()> {
-        let chain = || self.path.iter().chain([name]).map(ViewName::as_str).collect::<Vec<_>>().join(" -> ");
-        if self.path.contains(name) {
+    pub(super) fn dataset(&self, name: &str) -> Option<&Arc<DatasetVersion>> {
+        self.datasets.get(name)
+    }
+
+    pub(super) fn view(&self, name: &str) -> Option<&Arc<dyn TableProvider>> {
+        self.views.get(name)
+    }
+
+    pub(super) fn has_views(&self) -> bool {
+        !self.views.is_empty()
+    }
+
+    /// Opens a dataset, or begins with a view that is not opened yet.
+    async fn look_up(&mut self, catalog: &Catalog, name: &str, open: &[Reading]) -> Result<Option<Reading>> {
+        if self.datasets.contains_key(name) || self.views.contains_key(name) {
+            return Ok(None);
+        }
+        if let Some(version) = resolve::find(&catalog.inner.root, name).await? {
+            self.datasets.insert(name.to_owned(), version);
+            return Ok(None);
+        }
+        let Some(view) = catalog.view_of(name).await? else { return Ok(None) };
+        let path: Vec<&ViewName> = open.iter().filter_map(name_of).collect();
+        let chain = || path.iter().copied().chain([&view.name]).map(ViewName::as_str).collect::<Vec<_>>().join(" -> ");
+        if path.contains(&&view.name) {
             return Err(Error::bad_input(format!("views read each other in a circle: {}", chain())).with_remedy("drop one of them"));
         }
-        if self.path.len() >= DEPTH {
+        if path.len() >= DEPTH {
             return Err(Error::new(Kind::ResourceExhausted, format!("views of views are {DEPTH} deep at most: {}", chain()))
                 .with_remedy("write some of them out"));
         }
-        self.path.push(name.clone());
-        Ok(())
+        let named = catalog.names(&Request::new(&view.sql)).await.map_err(|e| e.context(format!("view `{}`", view.name)))?;
+        self.add(&named, catalog)?;
+        Ok(Some(Reading { names: public_names(&named, None), view: Some((view, named)) }))
     }
 
+    /// Counts a view's text as the query's own.
     fn add(&mut self, view: &Named, catalog: &Catalog) -> Result<()> {
         self.operators += view.operators;
         self.bytes += view.bytes;
@@ -85,28 +134,29 @@ impl Expansion {
         }
         Ok(())
     }
-}
 
-/// The view of a name as a table; `None` when there is none.
-pub(super) async fn table(catalog: &Catalog, name: &str, expansion: &mut Expansion) -> Result<Option<Arc<dyn TableProvider>>> {
-    let Ok(name) = ViewName::parse(name) else { return Ok(None) };
-    if let Some(done) = expansion.done.get(&name) {
-        return Ok(Some(done.clone()));
+    /// Plans a view whose tables are all open.
+    async fn plan(&mut self, catalog: &Catalog, view: View, named: Named) -> Result<()> {
+        let body = plan_body(catalog, &view.sql, named, self).await?;
+        let table: Arc<dyn TableProvider> = Arc::new(ViewTable::new(body.plan, Some(view.sql)));
+        self.views.insert(view.name.0, table);
+        Ok(())
     }
-    let Some(view) = views::open(&catalog.inner.root, &name).await? else { return Ok(None) };
-    expand(catalog, view, expansion).await.map(Some)
 }
 
-/// Boxed, because a view's tables may be views.
-fn expand<'a>(catalog: &'a Catalog, view: View, expansion: &'a mut Expansion) -> BoxFuture<'a, Result<Arc<dyn TableProvider>>> {
-    Box::pin(async move {
-        expansion.enter(&view.name)?;
-        let planned = plan_body(catalog, &view.sql, expansion).await.map_err(|e| e.context(format!("view `{}`", view.name)))?;
-        expansion.path.pop();
-        let table: Arc<dyn TableProvider> = Arc::new(ViewTable::new(planned.plan, Some(view.sql)));
-        expansion.done.insert(view.name, table.clone());
-        Ok(table)
-    })
+fn name_of(reading: &Reading) -> Option<&ViewName> {
+    reading.view.as_ref().map(|(view, _)| &view.name)
+}
+
+/// The names of datasets and views in a text.
+fn public_names(named: &Named, schema: Option<&str>) -> Vec<String> {
+    let own = |name: &&TableReference| {
+        let catalog = matches!(name.catalog(), None | Some(CATALOG));
+        catalog && name.schema().or(schema).unwrap_or(resolve::PUBLIC) == resolve::PUBLIC
+    };
+    let tables = named.names.iter().filter(own).map(TableReference::table);
+    let tables = tables.filter(|table| !named.searches.iter().any(|call| call.table == *table)).map(str::to_owned);
+    tables.chain(named.searches.iter().map(|call| call.dataset.clone())).collect()
 }
 
 struct Body {
@@ -116,15 +166,12 @@ struct Body {
 }
 
 /// Plans a view's text as a query of its own.
-async fn plan_body(catalog: &Catalog, sql: &str, expansion: &mut Expansion) -> Result<Body> {
-    let request = Request::new(sql);
-    let named = catalog.names(&request).await?;
+async fn plan_body(catalog: &Catalog, sql: &str, named: Named, opened: &Opened) -> Result<Body> {
     if !matches!(named.statement, DfStatement::Statement(_)) {
         return Err(Error::bad_input("a view is a SELECT, not an EXPLAIN"));
     }
-    expansion.add(&named, catalog)?;
-    let tables = Tables::resolve(catalog, &named.names, &named.searches, None, expansion).await?;
-    let session = tables.into_session(catalog.session(&request)?)?;
+    let tables = Tables::resolve(catalog, &named.names, &named.searches, None, opened).await?;
+    let session = tables.into_session(catalog.session(&Request::new(sql))?)?;
     let Named { statement, names, searches, .. } = named;
     let mut names: Vec<TableReference> = names.into_iter().filter(|n| !searches.iter().any(|call| call.table == n.table())).collect();
     names.extend(searches.iter().map(|call| TableReference::bare(call.dataset.as_str())));
@@ -136,6 +183,7 @@ async fn plan_body(catalog: &Catalog, sql: &str, expansion: &mut Expansion) -> R
                 return Err(Error::bad_input("a view has no parameters").with_remedy("write the value itself"));
             }
             check_size(&plan)?;
+            comparisons::check_comparisons(&plan)?;
             weight::check_weight(&plan)?;
             Ok(Body { statement, tables: names, plan })
         })
@@ -174,8 +222,9 @@ impl Catalog {
     /// # Errors
     /// `BadInput` for text that is no SELECT, does not plan, or answers two columns of one name; `NotFound` for a table that isn't there.
     pub async fn view_meaning(&self, sql: &str) -> Result<ViewMeaning> {
-        let mut expansion = Expansion::default();
-        let Body { statement, tables, plan } = plan_body(self, sql, &mut expansion).await?;
+        let named = self.names(&Request::new(sql)).await?;
+        let opened = Opened::of(self, &named, None).await?;
+        let Body { statement, tables, plan } = plan_body(self, sql, named, &opened).await?;
         let session = self.inner.session.clone();
         let work = move || {
             let hardened = harden(plan.clone()).map_err(to_error)?;
