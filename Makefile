@@ -10,15 +10,17 @@ export CARGO_TERM_PROGRESS_WHEN ?= auto
 VENV ?= $(CACHE)/venv
 SEEDS ?= 10000
 PREFIX ?= $(HOME)/.local
+SCALE ?= 0.1
 PYTHON ?= python3
 BIN := $(CARGO_TARGET_DIR)/debug/forebay
 RELEASE := $(CARGO_TARGET_DIR)/release/forebay
 SAMPLE := $(CARGO_TARGET_DIR)/sample
+TPCH := $(CARGO_TARGET_DIR)/debug/examples/tpch
 RUFF := $(VENV)/bin/ruff --config python/pyproject.toml
 export FOREBAY_PYTHON := $(VENV)/bin/python
 PY := $(VENV)/bin/python
 
-.PHONY: help demo test simulate docker-test bench fmt lint unit python-test build install venv-demo venv-test linker
+.PHONY: help demo test simulate docker-test bench bench-sql tpch fmt lint unit python-test build install venv-demo venv-test linker
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,6 +43,11 @@ bench: venv-test linker ## Compare with a plain Flight server in one run (builds
 	cargo build --release -p forebay-server
 	FOREBAY_BIN=$(RELEASE) $(PY) bench/serve.py
 
+bench-sql: venv-test linker ## Compare TPC-H at scale 1 with DataFusion in process and DuckDB in one run (builds release)
+	cargo build --release --workspace --bin forebay --example tpch --example in_process
+	FOREBAY_BIN=$(RELEASE) FOREBAY_TPCH_BIN=$(dir $(RELEASE))examples/tpch FOREBAY_IN_PROCESS_BIN=$(dir $(RELEASE))examples/in_process \
+	  $(PY) bench/sql.py --scale 1
+
 fmt: venv-test ## Format Rust and Python
 	cargo fmt --all
 	$(RUFF) format python examples bench docker
@@ -61,9 +68,14 @@ unit: build ## Rust tests of all crates, and the whole-system tests
 
 python-test: build venv-test ## Real clients against the real binary
 	cargo build -p forebay-server -p forebay-storage --example write_sample
+	cargo build --workspace --example tpch
 	@rm -rf $(SAMPLE) && mkdir -p $(SAMPLE)
-	FOREBAY_BIN=$(BIN) FOREBAY_SAMPLE_BIN=$(CARGO_TARGET_DIR)/debug/examples/write_sample \
+	FOREBAY_BIN=$(BIN) FOREBAY_SAMPLE_BIN=$(CARGO_TARGET_DIR)/debug/examples/write_sample FOREBAY_TPCH_BIN=$(TPCH) \
 	  FOREBAY_SAMPLE_TABLE="$$($(CARGO_TARGET_DIR)/debug/examples/write_sample $(SAMPLE))" $(PY) -m pytest -q -n 3 --dist loadfile python/tests
+
+tpch: build venv-test ## TPC-H at SCALE (0.1; `test` takes 0.01) against DuckDB, on one node and on three workers
+	cargo build --workspace --example tpch
+	FOREBAY_BIN=$(BIN) FOREBAY_TPCH_BIN=$(TPCH) FOREBAY_TPCH_SCALE=$(SCALE) $(PY) -m pytest -q python/tests/test_tpch.py
 
 build: linker ## Build the forebay binary
 	cargo build -p forebay-server

@@ -72,6 +72,8 @@ name!(/// A pipeline's named output. Build it with [`DatasetName::parse`] wherev
     DatasetName);
 name!(/// A named group of consumers with one plan. Build it with [`JobName::parse`].
     JobName);
+name!(/// A named SELECT. Build it with [`ViewName::parse`].
+    ViewName);
 name!(/// One trainer process of a job, as it names itself.
     ConsumerName);
 name!(/// A worker process.
@@ -159,22 +161,32 @@ const RESERVED: &[&str] = &[
     "with",
 ];
 
+/// Checks `[a-z][a-z0-9_]{0,62}` and the reserved words: what names a table is a folder's or an object's name too. `what` names it in errors.
+fn table_name(what: &str, text: &str) -> Result<String> {
+    let mut chars = text.chars();
+    let head = chars.next().is_some_and(|c| c.is_ascii_lowercase());
+    let tail = chars.all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+    if !head || !tail || text.len() > 63 {
+        return Err(Error::bad_input(format!("`{}` is not a {what} name", text.escape_debug()))
+            .with_remedy("use a lower-case letter, then up to 62 of a-z, 0-9 and _"));
+    }
+    if RESERVED.contains(&text) {
+        return Err(Error::bad_input(format!("`{text}` is a reserved word and can't name a {what}")).with_remedy("choose another name"));
+    }
+    Ok(text.to_owned())
+}
+
 impl DatasetName {
-    /// Checks `[a-z][a-z0-9_]{0,62}` and the reserved words: a dataset's name is a table's name and a folder's name.
+    /// Checks `[a-z][a-z0-9_]{0,62}` and the reserved words.
     pub fn parse(text: &str) -> Result<Self> {
-        let mut chars = text.chars();
-        let head = chars.next().is_some_and(|c| c.is_ascii_lowercase());
-        let tail = chars.all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
-        if !head || !tail || text.len() > 63 {
-            return Err(Error::bad_input(format!("`{}` is not a dataset name", text.escape_debug()))
-                .with_remedy("use a lower-case letter, then up to 62 of a-z, 0-9 and _"));
-        }
-        if RESERVED.contains(&text) {
-            return Err(
-                Error::bad_input(format!("`{text}` is a reserved word and can't name a dataset")).with_remedy("choose another name")
-            );
-        }
-        Ok(Self(text.to_owned()))
+        table_name("dataset", text).map(Self)
+    }
+}
+
+impl ViewName {
+    /// Checks what a dataset's name is checked for: the two share one name space.
+    pub fn parse(text: &str) -> Result<Self> {
+        table_name("view", text).map(Self)
     }
 }
 

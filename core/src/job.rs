@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{ConsumerName, DatasetName, JobName, VersionId};
 use crate::pipeline::Shuffle;
+use crate::view::JobView;
 
 pub use request::JobRequest;
 pub(crate) use request::SHUFFLES;
@@ -123,6 +124,9 @@ pub struct JobSettings {
     /// Commits that may be restored: the newest ones.
     #[serde(default = "default_kept_commits", skip_serializing_if = "is_default_kept_commits")]
     pub kept_commits: u32,
+    /// The view that the job was opened by; dataset, version, columns and filter are what came of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub view: Option<Box<JobView>>,
 }
 
 /// What one consumer says of itself when it opens its job.

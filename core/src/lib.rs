@@ -16,5 +16,6 @@ pub mod source;
 pub mod split;
 pub mod suggest;
 pub mod text;
+pub mod view;
 
 pub use error::{Error, Kind, Result};

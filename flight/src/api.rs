@@ -1,6 +1,7 @@
 //! Bodies of commands, actions and their answers: plain JSON, so that a Flight client in any language can write them by hand.
 
 use forebay_core::Error;
+use forebay_core::view::ViewCost;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -120,6 +121,40 @@ pub enum DatasetsRequest {
         #[serde(default)]
         dry_run: bool,
     },
+}
+
+/// `forebay.views`: `{"op":"list"}`, `{"op":"show","name":..}`, `{"op":"create","name":..,"sql":..}`, `{"op":"drop","name":..}`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
+pub enum ViewsRequest {
+    List,
+    Show { name: String },
+    Create { name: String, sql: String },
+    Drop { name: String },
+}
+
+/// One view: what it is, and what it costs.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ViewInfo {
+    pub name: String,
+    pub sql: String,
+    /// `selection`: rows and columns of one dataset, which a job can read; `query`: anything else; `broken`: see `error`.
+    pub kind: String,
+    /// The dataset of a selection.
+    pub dataset: Option<String>,
+    /// The version that a selection pins.
+    pub version: Option<u64>,
+    /// The predicate of a selection.
+    pub filter: Option<String>,
+    pub columns: Vec<ColumnInfo>,
+    /// The tables that its text names.
+    pub reads: Vec<String>,
+    /// Why a query can't be read as a job, or what is broken.
+    pub error: Option<String>,
+    pub cost: Option<ViewCost>,
+    /// The selected part of the rows, in 0..=1.
+    pub share: Option<f64>,
+    pub created_ms: i64,
 }
 
 /// One dataset in a listing.

@@ -221,7 +221,7 @@ class Client:
         return Dataset(self, name)
 
     def loader(self, dataset: str, **settings) -> Loader:
-        """Batches of a dataset for a trainer; see ``Loader`` for the settings."""
+        """Batches of a dataset, or of a view that selects from one, for a trainer; see ``Loader`` for the settings."""
         return Loader(self, dataset, **settings)
 
     def sql(self, query: str) -> pa.Table:
@@ -239,6 +239,22 @@ class Client:
         """Builds the text index of a column for the epochs that exist, and returns what was done."""
         body = {"dataset": dataset, "column": column, "tokenizer": tokenizer, "rebuild": rebuild}
         return self.action("forebay.index", body)[-1]
+
+    def views(self) -> list[dict]:
+        """Every view: name, sql, kind (``selection`` can be read as a job, ``query`` by SQL only), and its cost when it was made."""
+        return self.action("forebay.views", {"op": "list"})[0]
+
+    def view(self, name: str) -> dict:
+        """One view, with what it costs now: rows, selected rows and their share, bytes."""
+        return self.action("forebay.views", {"op": "show", "name": name})[0]
+
+    def create_view(self, name: str, sql: str) -> dict:
+        """Gives a SELECT a name for ``sql`` and, if it is SELECT columns FROM dataset WHERE condition, for ``loader``."""
+        return self.action("forebay.views", {"op": "create", "name": name, "sql": sql})[0]
+
+    def drop_view(self, name: str) -> None:
+        """Forgets a view. Jobs that began with it go on."""
+        self.action("forebay.views", {"op": "drop", "name": name})
 
     def write(self, name: str, data, mode: str | None = None) -> dict:
         """Creates a dataset of a table, a batch, a reader or an iterable of batches; ``mode`` is None, 'append' or 'replace'."""

@@ -233,6 +233,7 @@ impl Backend for EngineBackend {
                 engine.clone().materialize(request).await?
             }
             "forebay.datasets" => one(engine.datasets(admin::body(name, body)?).await?),
+            "forebay.views" => one(engine.views(admin::body(name, body)?).await?),
             "forebay.index" => engine.clone().index(admin::body(name, body)?).await?,
             "forebay.plan" => one(engine.plan(admin::body(name, body)?).await?),
             "forebay.job.status" => one(engine.job_status(admin::body(name, body)?).await?),

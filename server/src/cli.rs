@@ -20,6 +20,7 @@ mod search;
 mod serve;
 mod settings;
 mod sql;
+mod view;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -91,20 +92,12 @@ enum Command {
     Search(search::SearchArgs),
     /// Build the text index of a column for the epochs that exist
     Index(search::IndexArgs),
+    /// Name a question: a SELECT that SQL and jobs can read
+    View(view::ViewArgs),
     /// Show the settings and where each came from
     Config(settings::ConfigArgs),
     /// Print a script that completes commands in a shell
     Completions(settings::CompletionsArgs),
-    #[command(hide = true)]
-    View(Later),
-}
-
-/// Arguments of a command that the documentation names and this version lacks.
-#[derive(Debug, clap::Args)]
-#[command(disable_help_flag = true)]
-struct Later {
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    _rest: Vec<OsString>,
 }
 
 /// Parses the arguments, runs the command, and gives the exit status.
@@ -190,12 +183,8 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         Command::Completions(args) => settings::completions(&args, &out),
         Command::Search(args) => search::search(&connection, args, &out).await,
         Command::Index(args) => search::index(&connection, args, &out).await,
-        Command::View(_) => later("view", "give the query to `forebay sql`"),
+        Command::View(args) => view::run(&connection, args, &out).await,
     }
-}
-
-fn later(command: &str, remedy: &str) -> Result<(), Failure> {
-    Err(Error::unsupported(format!("`forebay {command}` is not supported by this version")).with_remedy(remedy).into())
 }
 
 /// The command line's definition, for completions.

@@ -90,7 +90,6 @@ fn what_this_version_lacks_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let said = fails(folder.path(), 2, &["read", "digits", "--visitation", "exactly_once", "--root", "root"]);
     assert!(said.contains("--visitation") && said.contains("relative to checkpoints"), "{said}");
-    assert!(fails(folder.path(), 2, &["view", "list"]).contains("view"));
     assert!(!folder.path().join("root").exists());
 }
 

@@ -1,5 +1,5 @@
 //! Small objects that are written once and named by something else: source snapshots, split fits, quarantined rows of a dataset; selections of
-//! a job.
+//! a job; views.
 //!
 //! Owns: their names, write-once, reading them back. Must not know: what is in them, except for quarantined rows, which SQL shows.
 
@@ -26,6 +26,8 @@ pub enum Of<'a> {
     Dataset(&'a DatasetName),
     /// `jobs/NAME/`
     Job(&'a JobName),
+    /// `views/`
+    Views,
 }
 
 impl Of<'_> {
@@ -33,6 +35,7 @@ impl Of<'_> {
         match self {
             Of::Dataset(name) => format!("datasets/{name}/_forebay"),
             Of::Job(name) => format!("jobs/{name}"),
+            Of::Views => "views".to_owned(),
         }
     }
 

@@ -13,3 +13,4 @@ pub mod root;
 pub mod shard;
 pub mod source;
 pub mod types;
+pub mod views;

@@ -11,4 +11,6 @@ mod materialize;
 mod s3;
 mod search;
 mod serve;
+mod slt;
 mod support;
+mod views;

@@ -197,6 +197,7 @@ impl JobRequest {
             rank_timeout_ms: span(self.rank_timeout.as_deref(), "rank_timeout", DEFAULT_RANK_TIMEOUT_MS, problems),
             idle_timeout_ms: span(self.idle_timeout.as_deref(), "idle_timeout", DEFAULT_IDLE_TIMEOUT_MS, problems),
             kept_commits: self.kept_commits.unwrap_or(DEFAULT_KEPT_COMMITS),
+            view: None,
         }
     }
 

@@ -38,6 +38,7 @@ impl JobSettings {
             rank_timeout_ms: DEFAULT_RANK_TIMEOUT_MS,
             idle_timeout_ms: DEFAULT_IDLE_TIMEOUT_MS,
             kept_commits: DEFAULT_KEPT_COMMITS,
+            view: None,
         }
     }
 
@@ -130,6 +131,7 @@ impl JobSettings {
             ("rank_timeout", span(self.rank_timeout_ms)),
             ("idle_timeout", span(self.idle_timeout_ms)),
             ("kept_commits", self.kept_commits.into()),
+            ("view", self.view.as_ref().map(|view| view.name.as_str()).into()),
         ]
     }
 }

@@ -25,7 +25,7 @@ use tonic::transport::Endpoint;
 
 use crate::api::{
     AckRequest, DatasetDetail, DatasetSummary, DatasetsRequest, EpochInfo, IndexProgress, IndexRequest, JobPlace, JobRequest, JobStatus,
-    MaterializeProgress, MaterializeRequest, PlanInfo, PlanRequest,
+    MaterializeProgress, MaterializeRequest, PlanInfo, PlanRequest, ViewInfo, ViewsRequest,
 };
 use crate::decode::schema_from_info;
 use crate::status::from_status;
@@ -169,6 +169,22 @@ impl Client {
     /// `NotFound`, or the server's.
     pub async fn epochs(&self, name: &str) -> Result<Vec<EpochInfo>> {
         self.all("forebay.datasets", &DatasetsRequest::Epochs { name: name.to_owned() }).await
+    }
+
+    /// Every view, with its cost as it was when it was created.
+    ///
+    /// # Errors
+    /// The server's.
+    pub async fn views(&self) -> Result<Vec<ViewInfo>> {
+        self.all("forebay.views", &ViewsRequest::List).await
+    }
+
+    /// Shows, creates or drops a view.
+    ///
+    /// # Errors
+    /// The server's: `BadInput` for text that is no view, `AlreadyExists`, `NotFound`.
+    pub async fn view(&self, request: &ViewsRequest) -> Result<ViewInfo> {
+        self.one("forebay.views", request).await
     }
 
     /// Starts a materialization; with `wait` the stream ends when it does.

@@ -30,6 +30,7 @@ const ACTIONS: &[(&str, &str)] = &[
     ("forebay.materialize", "run a pipeline; answers with progress"),
     ("forebay.cancel", "end a run; what it staged stays"),
     ("forebay.datasets", "list, show, drop or vacuum datasets"),
+    ("forebay.views", "list, show, create or drop views"),
     ("forebay.index", "index a text column of a dataset; answers with progress"),
     ("forebay.plan", "the plan of a dataset or job, or the rows of one step"),
     ("forebay.job.status", "the state of one job, or of all"),

@@ -66,12 +66,24 @@ pub(super) async fn run(connection: &Connection, args: DatasetsArgs, out: &Outpu
         }
         Some(DatasetsCommand::Drop { name }) => {
             let answer = act(connection, &DatasetsRequest::Drop { name: name.clone() }).await?;
-            if out.json { out.json(&answer) } else { out.line(format!("{name}: dropped")) }
+            if out.json { out.json(&answer) } else { dropped(&name, &answer, out) }
         }
         Some(DatasetsCommand::Vacuum { name, older_than, dry_run }) => {
             let request = DatasetsRequest::Vacuum { name: name.clone(), older_than_s: Some(older_than / 1000), dry_run };
             let answer = act(connection, &request).await?;
             if out.json { out.json(&answer) } else { vacuumed(&name, &answer, dry_run, out) }
+        }
+    }
+}
+
+fn dropped(name: &str, answer: &Value, out: &Output) -> Outcome {
+    out.line(format!("{name}: dropped"))?;
+    let views: Vec<&str> = answer["views"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    match views.as_slice() {
+        [] => Ok(()),
+        views => {
+            let (s, answer) = if views.len() == 1 { ("", "answers") } else { ("s", "answer") };
+            out.line(format!("the view{s} {} {answer} nothing until there is a dataset `{name}` again", views.join(", ")))
         }
     }
 }

@@ -22,6 +22,7 @@ A plan depends on the dataset's version, the pass, the seed, the batch size, the
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct PlanArgs {
+    /// A dataset, or a view that selects from one
     dataset: Option<String>,
     /// Take the settings of this job
     #[arg(long)]

@@ -51,6 +51,7 @@ A job whose name is given goes on where it stopped when the command is given aga
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct ReadArgs {
+    /// A dataset, or a view that selects from one
     dataset: String,
     /// Passes: 0..3, a number of passes, a list such as 0,2, or forever [default: all stored epochs]
     #[arg(long, value_name = "PASSES")]

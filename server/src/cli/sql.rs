@@ -21,8 +21,8 @@ Examples:
   echo \"SELECT 1\" | forebay sql -
 
 Text: FROM search(photos, 'red car', 20) ranks, WHERE text_match(caption, 'red car') filters; see `forebay search --help`.
-Tables: each dataset by name, with epoch, _id, _source and split beside its columns, and system.datasets, versions, epochs, shards,
-pipelines, tasks, workers, jobs, consumers, visits, losses and quarantine.";
+Tables: each dataset by name, with epoch, _id, _source and split beside its columns, each view, and system.datasets, views, versions,
+epochs, shards, pipelines, tasks, workers, jobs, consumers, visits, losses and quarantine.";
 
 /// Ask SQL of datasets and system tables
 #[derive(Debug, Args)]

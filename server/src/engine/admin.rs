@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::dispatch;
-use forebay_core::ids::{DatasetName, EpochId, JobName, VersionId, WorkerName};
+use forebay_core::ids::{DatasetName, EpochId, JobName, VersionId, ViewName, WorkerName};
 use forebay_core::pipeline::PipelineSpec;
 use forebay_core::{Error, Kind, Result};
 use forebay_flight::api::{
     ColumnInfo, DatasetDetail, DatasetSummary, DatasetsRequest, EpochInfo, FileInfo, JobRequest, JobStatus, PlanRequest,
 };
 use forebay_storage::delta::{self, DatasetVersion};
-use forebay_storage::types;
+use forebay_storage::{types, views};
 use serde_json::{Value, json};
 
 use super::Engine;
@@ -86,7 +86,9 @@ impl Engine {
                 self.dispatcher()?.drop_dataset(&name).await?;
                 delta::drop_dataset(self.root(), &name).await?;
                 self.view().forget(&name);
-                Ok(json!({ "dropped": name }))
+                // They stay: a dataset of that name may come again.
+                let views = self.views_of(&name).await?;
+                Ok(json!({ "dropped": name, "views": views }))
             }
             DatasetsRequest::Vacuum { name, older_than_s, dry_run } => self.vacuum(&name, older_than_s, dry_run).await,
         }
@@ -107,6 +109,10 @@ impl Engine {
         };
         match self.view().version(&parsed, version).await {
             Err(e) if e.kind == Kind::NotFound => {
+                if views::open(self.root(), &ViewName(parsed.0.clone())).await?.is_some() {
+                    return Err(Error::not_found(format!("there is no dataset `{parsed}`: it is a view"))
+                        .with_remedy("ask it with SQL, or read it as a job"));
+                }
                 let known = delta::list_datasets(self.root()).await?;
                 Err(if known.contains(&parsed) { e } else { missing(&known) })
             }

@@ -101,6 +101,7 @@ impl Base {
             runs,
             indexing: Default::default(),
             puts: Default::default(),
+            names: Default::default(),
             registry,
             compute: compute.handle()?.clone(),
             dispatcher,

@@ -63,16 +63,19 @@ impl Engine {
         self.reader().schema(self.dispatcher()?, &settings).await
     }
 
-    /// Reads a job command and fills in what it leaves out: names of private jobs and consumers, the dataset's own shuffle.
+    /// Reads a job command and fills in what it leaves out: names of private jobs and consumers, the dataset's own shuffle. A view's name stands for
+    /// what it chooses.
     pub(super) async fn resolve(&self, command: &str) -> Result<Asked> {
         let mut request = JobRequest::from_json(command)?;
+        let view = self.open_view(&mut request).await?;
         let version = self.known_or_coming(&request.dataset, request.version.map(VersionId)).await?;
         let unique = || uuid::Uuid::new_v4().simple().to_string();
         request.job.get_or_insert_with(|| format!("private-{}", unique()));
         request.consumer.get_or_insert_with(|| format!("consumer-{}", &unique()[..12]));
         let shuffle = admin::spec(&version).map_or(Shuffle::default(), |spec| spec.epochs.shuffle);
         let session = request.session.map(Session);
-        let (settings, consumer) = request.resolve(shuffle)?;
+        let (mut settings, consumer) = request.resolve(shuffle)?;
+        settings.view = view.map(Box::new);
         Ok(Asked { settings, consumer, session })
     }
 

@@ -8,6 +8,7 @@ pub(crate) mod base;
 mod commits;
 mod index;
 mod jobs;
+mod names;
 mod overview;
 mod planner;
 mod prepare;
@@ -16,6 +17,7 @@ pub(crate) mod running;
 mod runs;
 mod system;
 mod view;
+mod views;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -116,6 +118,7 @@ pub struct Engine {
     runs: Arc<Runs>,
     indexing: index::Indexing,
     puts: put::Puts,
+    names: names::Names,
     /// Workers of other processes, where this one leads some.
     registry: Option<Arc<Registry>>,
     reader: Arc<Reader>,
@@ -180,6 +183,10 @@ impl Engine {
 
     pub(crate) fn indexing(&self) -> &index::Indexing {
         &self.indexing
+    }
+
+    pub(crate) fn names(&self) -> &names::Names {
+        &self.names
     }
 
     /// The worker's threads.

@@ -43,7 +43,7 @@ pub(crate) fn quarantine_list(properties: &BTreeMap<String, String>, epoch: Epoc
     properties.get(&quarantine_property(epoch)).cloned()
 }
 
-fn now_ms() -> i64 {
+pub(super) fn now_ms() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| i64::try_from(d.as_millis()).unwrap_or(i64::MAX))
 }
 

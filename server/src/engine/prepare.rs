@@ -15,6 +15,7 @@ use forebay_storage::artifact::{self, Of};
 use forebay_storage::delta::DatasetVersion;
 use forebay_storage::{source, types};
 
+use super::names::Held;
 use super::{Engine, admin};
 use crate::dispatcher::{RunRequest, RunSpec};
 use crate::worker::split as splitting;
@@ -34,6 +35,8 @@ pub(crate) struct Prepared {
     pub(crate) request: RunRequest,
     /// The fitted artefacts that its tasks need are still to be made.
     pub(crate) unfitted: bool,
+    /// No view takes the dataset's name until the run has begun.
+    pub(super) held: Held,
 }
 
 impl Engine {
@@ -46,6 +49,7 @@ impl Engine {
 
     pub(super) async fn prepare_spec(&self, mut spec: PipelineSpec, canonical: &str, request: &MaterializeRequest) -> Result<Prepared> {
         self.check_allowed(&spec)?;
+        let held = self.hold_dataset(&spec.name).await?;
         let code = used_modules(&spec, &request.modules);
         let stored = self.stored_version(&spec.name).await?;
         let previous = self.previous_snapshot(&spec, stored.as_deref()).await?;
@@ -76,10 +80,11 @@ impl Engine {
         Ok(Prepared {
             request: RunRequest { spec: run, epochs, resume: request.resume, replace: request.replace },
             unfitted: split_missing,
+            held,
         })
     }
 
-    async fn stored_version(&self, name: &DatasetName) -> Result<Option<Arc<DatasetVersion>>> {
+    pub(super) async fn stored_version(&self, name: &DatasetName) -> Result<Option<Arc<DatasetVersion>>> {
         match self.view().version(name, None).await {
             Ok(version) => Ok(Some(version)),
             Err(e) if e.kind == Kind::NotFound => Ok(None),

@@ -69,6 +69,8 @@ impl Engine {
         };
         let name = DatasetName::parse(name)?;
         let mode = Mode::parse(mode)?;
+        // Refused before any row travels.
+        let _held = self.hold_dataset(&name).await?;
         let before = self.files_before(&name, mode).await?;
         // Refused columns are an error before any row travels.
         types::to_stored(&source.schema)?;

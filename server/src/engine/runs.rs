@@ -37,15 +37,18 @@ impl Engine {
 
     /// Makes the artefacts that tasks need, then hands the run to the dispatcher.
     async fn begin(&self, prepared: Prepared) -> Result<(RunStatus, watch::Receiver<RunStatus>)> {
-        let spec = Arc::new(prepared.request.spec.clone());
-        if prepared.unfitted {
+        let Prepared { request, unfitted, held } = prepared;
+        let spec = Arc::new(request.spec.clone());
+        if unfitted {
             let (root, python, fitted) = (self.root().clone(), self.python().clone(), spec.clone());
             // Steps run on the worker's threads, not on those that answer calls.
             let fit = self.compute.spawn(async move { fit_split(&root, &python, &fitted).await });
             fit.await.map_err(|e| Error::internal(format!("fitting the split: {e}")))??;
         }
         let dispatcher = self.dispatcher()?;
-        let status = dispatcher.start_run(prepared.request).await?;
+        let status = dispatcher.start_run(request).await?;
+        // The run has the name from here on.
+        drop(held);
         let changes = dispatcher.watch_run(&spec.dataset).await?;
         Ok((status, changes))
     }

@@ -13,9 +13,10 @@ use arrow::json::ReaderBuilder;
 use async_trait::async_trait;
 use forebay_core::dispatch::{self, State, Volatile};
 use forebay_core::ids::{DatasetName, JobName};
+use forebay_core::view::{self, ViewCost};
 use forebay_core::{Error, Kind, Result};
 use forebay_sql::system::SystemTables;
-use forebay_storage::{artifact, delta, journal, ledger};
+use forebay_storage::{artifact, delta, journal, ledger, views};
 use serde_json::{Value, json};
 
 use super::view::View;
@@ -50,6 +51,24 @@ static TABLES: LazyLock<Vec<(&'static str, SchemaRef)>> = LazyLock::new(|| {
                 ("shards", UInt64),
                 ("description", Utf8),
                 ("fingerprint", Utf8),
+            ]),
+        ),
+        (
+            "views",
+            schema(&[
+                ("name", Utf8),
+                ("sql", Utf8),
+                ("kind", Utf8),
+                ("reads", Utf8),
+                ("dataset", Utf8),
+                ("version", UInt64),
+                ("filter", Utf8),
+                ("rows", UInt64),
+                ("selected", UInt64),
+                ("share", DataType::Float64),
+                ("bytes", UInt64),
+                ("measured_version", UInt64),
+                ("created_at", moment()),
             ]),
         ),
         (
@@ -276,6 +295,20 @@ impl System {
         Ok(rows)
     }
 
+    /// Views as they were when they were made: what they mean now takes planning them.
+    async fn view_rows(&self) -> Result<Vec<Value>> {
+        let row = |view: view::View| {
+            let (selection, cost) = (view.selection, view.cost);
+            json!({"name": view.name, "sql": view.sql, "kind": if selection.is_some() { "selection" } else { "query" },
+                "reads": view.reads.join(", "), "dataset": selection.as_ref().map(|s| &s.dataset),
+                "version": selection.as_ref().and_then(|s| s.version), "filter": selection.as_ref().and_then(|s| s.filter.as_deref()),
+                "rows": cost.as_ref().map(|c| c.rows), "selected": cost.as_ref().and_then(|c| c.selected),
+                "share": cost.as_ref().and_then(ViewCost::share), "bytes": cost.as_ref().map(|c| c.bytes),
+                "measured_version": cost.as_ref().and_then(|c| c.version), "created_at": time(view.created_ms)})
+        };
+        Ok(views::list(self.view.root()).await?.into_iter().map(row).collect())
+    }
+
     async fn dispatcher_rows(&self, table: &str) -> Result<Vec<Value>> {
         let (state, volatile) = self.state().await?;
         Ok(match table {
@@ -341,6 +374,7 @@ impl SystemTables for System {
             "losses" => self.losses().await,
             "quarantine" => self.quarantine().await,
             "datasets" | "versions" | "epochs" | "shards" | "pipelines" => to_batches(table, &self.dataset_rows(table).await?),
+            "views" => to_batches(table, &self.view_rows().await?),
             "tasks" | "workers" | "jobs" | "consumers" => to_batches(table, &self.dispatcher_rows(table).await?),
             other => Err(Error::not_found(format!("there is no table `system.{other}`"))),
         }

@@ -40,7 +40,7 @@ pub async fn answer(engine: &Engine, request: PlanRequest) -> Result<PlanInfo> {
             let (state, _) = engine.state().await?;
             of_job(engine, &state, job, &request).await?
         }
-        None => of_dataset(engine, &request).await?,
+        None => of_dataset(engine, &through_view(engine, &request).await?).await?,
     };
     let plan = &pass.plan;
     let batches = match (request.batch, request.step) {
@@ -117,6 +117,18 @@ fn step_batches(step: u64, world_size: Option<u32>, batches: u64) -> Result<Rang
     Ok(start..(start + size).min(batches))
 }
 
+/// A view's name stands for what it chooses.
+async fn through_view(engine: &Engine, request: &PlanRequest) -> Result<PlanRequest> {
+    let view = match &request.dataset {
+        Some(name) => engine.selection_of(name).await?,
+        None => None,
+    };
+    let Some(view) = view else { return Ok(request.clone()) };
+    let chosen = view.selection.narrow(request.version.map(VersionId), None, request.filter.as_deref())?;
+    let (version, filter) = (chosen.version.map(|v| v.0), chosen.filter);
+    Ok(PlanRequest { dataset: Some(chosen.dataset.0), version, filter, ..request.clone() })
+}
+
 async fn of_dataset(engine: &Engine, request: &PlanRequest) -> Result<(JobSettings, Arc<PassPlan>)> {
     let name = request.dataset.as_deref().ok_or_else(|| Error::bad_input("plan: neither a dataset nor a job").with_remedy("name one"))?;
     let version = engine.known(name, request.version.map(VersionId)).await?;
@@ -173,7 +185,8 @@ async fn of_job(engine: &Engine, state: &State, job: &str, request: &PlanRequest
         error.with_remedy(suggest::remedy(job, names).unwrap_or_else(|| "`forebay jobs` lists them".to_owned()))
     })?;
     let settings = known.settings.as_ref().clone();
-    if request.dataset.as_deref().is_some_and(|d| d != settings.dataset.as_str()) {
+    let view = settings.view.as_ref().map(|view| view.name.as_str());
+    if request.dataset.as_deref().is_some_and(|d| d != settings.dataset.as_str() && Some(d) != view) {
         return Err(Error::bad_input(format!("job `{name}` reads dataset `{}`", settings.dataset)).with_remedy("leave the dataset out"));
     }
     let pass = PassId(request.pass);

@@ -9,11 +9,11 @@ use async_trait::async_trait;
 use datafusion::sql::parser::Statement as DfStatement;
 use datafusion::sql::sqlparser::ast::Statement;
 use forebay_core::{Error, Result};
-use forebay_storage::delta::{list_datasets, open_version};
-use forebay_storage::root::Root;
+use forebay_storage::delta::list_datasets;
+use forebay_storage::views;
 
+use super::Catalog;
 use super::resolve::{PUBLIC, SYSTEM};
-use super::table::sql_schema;
 use crate::system::SystemTables;
 
 /// The schema of these tables.
@@ -39,12 +39,21 @@ pub struct TableEntry {
 }
 
 /// Every table that a query can name, `information_schema` included.
-pub(super) async fn entries(root: &Root, system: &dyn SystemTables) -> Result<Vec<TableEntry>> {
+pub(super) async fn entries(catalog: &Catalog) -> Result<Vec<TableEntry>> {
+    let mut all = public_and_system(catalog).await?;
+    all.extend(own_tables().iter().map(|(name, _)| TableEntry { schema: INFORMATION_SCHEMA, name: (*name).to_owned(), kind: VIEW }));
+    Ok(all)
+}
+
+/// The tables of everyone but this module. A view whose name a dataset has can't be named.
+async fn public_and_system(catalog: &Catalog) -> Result<Vec<TableEntry>> {
     let entry = |schema, name: &str, kind| TableEntry { schema, name: name.to_owned(), kind };
-    let datasets = list_datasets(root).await?;
+    let datasets = list_datasets(&catalog.inner.root).await?;
     let mut all: Vec<TableEntry> = datasets.iter().map(|d| entry(PUBLIC, d.as_str(), TABLE)).collect();
-    all.extend(system.tables().iter().map(|(name, _)| entry(SYSTEM, name, VIEW)));
-    all.extend(own_tables().iter().map(|(name, _)| entry(INFORMATION_SCHEMA, name, VIEW)));
+    let views = views::names(&catalog.inner.root).await?;
+    let views = views.iter().filter(|view| !datasets.iter().any(|dataset| dataset.as_str() == view.as_str()));
+    all.extend(views.map(|view| entry(PUBLIC, view.as_str(), VIEW)));
+    all.extend(catalog.inner.system.tables().iter().map(|(name, _)| entry(SYSTEM, name, VIEW)));
     Ok(all)
 }
 
@@ -52,10 +61,9 @@ fn own_tables() -> Vec<(&'static str, SchemaRef)> {
     vec![("tables", tables_schema()), ("columns", columns_schema()), ("schemata", schemata_schema())]
 }
 
-/// Answers for every dataset of a root and every system table, at the latest versions.
+/// Answers for every dataset and view of a root and every system table, at the latest versions.
 pub(super) struct Information {
-    pub root: Root,
-    pub system: Arc<dyn SystemTables>,
+    pub(super) catalog: Catalog,
 }
 
 fn text(name: &str) -> Field {
@@ -94,13 +102,9 @@ impl SystemTables for Information {
 
 impl Information {
     async fn all_tables(&self) -> Result<RecordBatch> {
-        let datasets = list_datasets(&self.root).await?;
-        let datasets = datasets.iter().map(|d| [PUBLIC, d.as_str(), TABLE]);
-        let system = self.system.tables();
-        let system = system.iter().map(|(name, _)| [SYSTEM, *name, VIEW]);
         let mut columns: [StringBuilder; 4] = Default::default();
-        for [schema, name, kind] in datasets.chain(system) {
-            for (column, value) in columns.iter_mut().zip([CATALOG, schema, name, kind]) {
+        for TableEntry { schema, name, kind } in public_and_system(&self.catalog).await? {
+            for (column, value) in columns.iter_mut().zip([CATALOG, schema, name.as_str(), kind]) {
                 column.append_value(value);
             }
         }
@@ -110,13 +114,12 @@ impl Information {
 
     async fn all_columns(&self) -> Result<RecordBatch> {
         let mut found: Vec<(&'static str, String, SchemaRef)> = Vec::new();
-        for name in list_datasets(&self.root).await? {
-            // One that was dropped since it was listed isn't there.
-            if let Ok(version) = open_version(&self.root, &name, None).await {
-                found.push((PUBLIC, name.to_string(), sql_schema(&version)));
+        for TableEntry { schema, name, .. } in public_and_system(&self.catalog).await? {
+            // One that was dropped since it was listed isn't there; nor has a view columns whose dataset is gone.
+            if let Ok(columns) = self.catalog.columns(schema, &name).await {
+                found.push((schema, name, columns));
             }
         }
-        found.extend(self.system.tables().into_iter().map(|(name, schema)| (SYSTEM, name.to_owned(), schema)));
         let mut names: [StringBuilder; 4] = Default::default();
         let (mut positions, mut nullable, mut types) = (Int32Builder::new(), StringBuilder::new(), StringBuilder::new());
         for (schema, table, columns) in &found {

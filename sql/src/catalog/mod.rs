@@ -1,9 +1,10 @@
 //! SELECT over datasets and system tables.
 //!
-//! Owns: what a query may name (a dataset, `"name@v3"`, `system.*`), its limits, and its life from text to a stream of batches. Nothing else is
+//! Owns: what a query may name (a dataset, `"name@v3"`, a view, `system.*`), its limits, and its life from text to a stream of batches. Nothing else is
 //! reachable from a query: there are no files, URLs, settings, tables to create or functions with side effects. A query plans against pinned
 //! versions and runs on threads of its own; dropping its stream stops it. Must not know: gRPC, who asks.
 
+mod comparisons;
 mod constants;
 mod information;
 mod limits;
@@ -21,6 +22,8 @@ mod system;
 mod table;
 mod text_match;
 mod text_rows;
+mod view_shape;
+mod views;
 mod weight;
 
 #[cfg(test)]
@@ -55,10 +58,12 @@ pub use limits::QueryLimits;
 pub use parameters::Prepared;
 pub use request::Request;
 pub use select::select_rows;
+pub use views::ViewMeaning;
 
-use resolve::{Sources, Tables};
+use resolve::Tables;
 use run::Runner;
 use search::SearchCall;
+use views::Opened;
 
 /// A running query: its columns and its rows.
 pub struct QueryStream {
@@ -71,6 +76,17 @@ impl fmt::Debug for QueryStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QueryStream").field("schema", &self.schema).finish_non_exhaustive()
     }
+}
+
+/// A statement and what it names.
+struct Named {
+    statement: DfStatement,
+    names: Vec<TableReference>,
+    /// The calls of `search` among them.
+    searches: Vec<SearchCall>,
+    /// Of its text.
+    operators: usize,
+    bytes: usize,
 }
 
 /// Answers SQL over one root. Clones share threads and limits.
@@ -150,14 +166,14 @@ impl Catalog {
 
     /// Whether a query names any dataset; one that does not is answered from the system tables alone.
     pub async fn reads_datasets(&self, request: &Request) -> Result<bool> {
-        let (_, names, _) = self.names(request).await?;
+        let named = self.names(request).await?;
         let schema = request.schema.as_deref();
-        Ok(names.iter().any(|name| !matches!(name.schema().or(schema), Some(resolve::SYSTEM | information::INFORMATION_SCHEMA))))
+        Ok(named.names.iter().any(|name| !matches!(name.schema().or(schema), Some(resolve::SYSTEM | information::INFORMATION_SCHEMA))))
     }
 
-    /// Every table, by schema and name: datasets, system tables, `information_schema`.
+    /// Every table, by schema and name: datasets, views, system tables, `information_schema`.
     pub async fn tables(&self) -> Result<Vec<TableEntry>> {
-        information::entries(&self.inner.root, self.inner.system.as_ref()).await
+        information::entries(self).await
     }
 
     /// The columns of one table.
@@ -166,24 +182,21 @@ impl Catalog {
     /// `NotFound` where there is none of this name.
     pub async fn columns(&self, schema: &str, table: &str) -> Result<SchemaRef> {
         let name = TableReference::partial(schema, table);
-        let tables = Tables::resolve(self.sources(), std::slice::from_ref(&name), &[], None).await?;
+        let opened = Opened::table(self, schema, table).await?;
+        let tables = Tables::resolve(self, std::slice::from_ref(&name), &[], None, &opened).await?;
         tables.schema_of(&name)
     }
 
-    fn sources(&self) -> Sources<'_> {
-        Sources { root: &self.inner.root, system: &self.inner.system, indexes: &self.inner.indexes }
-    }
-
-    /// Text to its one statement, the tables that it names, and the calls of `search` among them.
-    async fn names(&self, request: &Request) -> Result<(DfStatement, Vec<TableReference>, Vec<SearchCall>)> {
+    /// Text to its one statement, and what it names.
+    async fn names(&self, request: &Request) -> Result<Named> {
         let limits = self.text_limits();
         let text = request.sql.clone();
         let session = self.session(request)?;
         self.plan(move || {
-            check_text(&text, limits)?;
+            let operators = check_text(&text, limits)?;
             let (statement, searches) = search::extract(parse(&text)?)?;
             let names = session.resolve_table_references(&statement).map_err(to_error)?;
-            Ok((statement, names, searches))
+            Ok(Named { statement, names, searches, operators, bytes: text.len() })
         })
         .await
     }
@@ -200,12 +213,18 @@ impl Catalog {
 
     /// Text to a verified plan, with the tables that it names and no others.
     async fn logical(&self, request: &Request) -> Result<(SessionState, LogicalPlan)> {
-        let (statement, names, searches) = self.names(request).await?;
-        let tables = Tables::resolve(self.sources(), &names, &searches, request.schema.as_deref()).await?;
+        let named = self.names(request).await?;
+        let schema = request.schema.as_deref();
+        let opened = Opened::of(self, &named, schema).await?;
+        let tables = Tables::resolve(self, &named.names, &named.searches, schema, &opened).await?;
         let session = tables.into_session(self.session(request)?)?;
         self.plan(move || {
-            let plan = futures::executor::block_on(session.statement_to_plan(statement)).map_err(unknown_function)?;
+            let plan = futures::executor::block_on(session.statement_to_plan(named.statement)).map_err(unknown_function)?;
             options().verify_plan(&plan).map_err(to_error)?;
+            if opened.has_views() {
+                views::check_size(&plan)?;
+            }
+            comparisons::check_comparisons(&plan)?;
             weight::check_weight(&plan)?;
             Ok((session, harden(plan).map_err(to_error)?))
         })

@@ -11,19 +11,21 @@ use datafusion::catalog::memory::{MemoryCatalogProvider, MemoryCatalogProviderLi
 use datafusion::catalog::{CatalogProvider, CatalogProviderList, SchemaProvider};
 use datafusion::common::TableReference;
 use datafusion::execution::session_state::SessionState;
-use forebay_core::ids::{DatasetName, VersionId};
+use forebay_core::ids::{DatasetName, VersionId, ViewName};
 use forebay_core::{Error, Kind, Result, suggest};
 use forebay_storage::delta::{DatasetVersion, list_datasets, open_version};
 use forebay_storage::root::Root;
+use forebay_storage::views as stored;
 
 use super::information::{CATALOG, INFORMATION_SCHEMA, Information, SCHEMAS};
 use super::search::SearchCall;
 use super::search_table::SearchTable;
 use super::system::SystemTable;
 use super::table::DatasetTable;
+use super::views::Opened;
+use super::{Catalog, Inner};
 use crate::guard::to_error;
 use crate::system::SystemTables;
-use crate::text::TextIndexes;
 
 /// The schema of the datasets, which needs no name.
 pub(super) const PUBLIC: &str = "public";
@@ -38,14 +40,6 @@ pub(super) fn check_schema(name: &str) -> Result<()> {
     Err(Error::not_found(format!("there is no schema `{}`", name.escape_debug())).with_remedy(format!("there are {}", SCHEMAS.join(", "))))
 }
 
-/// Where tables come from.
-#[derive(Clone, Copy)]
-pub(super) struct Sources<'a> {
-    pub(super) root: &'a Root,
-    pub(super) system: &'a Arc<dyn SystemTables>,
-    pub(super) indexes: &'a TextIndexes,
-}
-
 /// The tables of one query, by schema and name.
 pub(super) struct Tables {
     found: BTreeMap<String, BTreeMap<String, Arc<dyn TableProvider>>>,
@@ -54,32 +48,36 @@ pub(super) struct Tables {
 impl Tables {
     /// Opens every table that is named. An unknown one is an error that names the nearest known.
     pub(super) async fn resolve(
-        sources: Sources<'_>,
+        catalog: &Catalog,
         names: &[TableReference],
         searches: &[SearchCall],
         schema: Option<&str>,
+        opened: &Opened,
     ) -> Result<Self> {
-        let Sources { root, system, indexes } = sources;
+        let Inner { root, system, indexes, .. } = catalog.inner.as_ref();
         let mut found: BTreeMap<String, BTreeMap<String, Arc<dyn TableProvider>>> = BTreeMap::new();
         for name in names {
             let schema = name.schema().or(schema).unwrap_or(PUBLIC);
             if let Some(call) = searches.iter().find(|call| call.table == name.table()) {
-                let table = SearchTable::new(root.clone(), open(root, &call.dataset).await?, indexes.clone(), call)?;
+                let Some(version) = opened.dataset(&call.dataset) else { return Err(unknown(root, &call.dataset).await) };
+                let table = SearchTable::new(root.clone(), version.clone(), indexes.clone(), call)?;
                 found.entry(schema.to_owned()).or_default().insert(name.table().to_owned(), Arc::new(table));
                 continue;
             }
             let table: Arc<dyn TableProvider> = match (name.catalog(), schema) {
                 (None | Some(CATALOG), SYSTEM) => Arc::new(system_table(system, SYSTEM, name.table())?),
                 (None | Some(CATALOG), INFORMATION_SCHEMA) => {
-                    let tables: Arc<dyn SystemTables> = Arc::new(Information { root: root.clone(), system: system.clone() });
+                    let tables: Arc<dyn SystemTables> = Arc::new(Information { catalog: catalog.clone() });
                     Arc::new(system_table(&tables, INFORMATION_SCHEMA, name.table())?)
                 }
-                (None | Some(CATALOG), PUBLIC) => {
-                    Arc::new(DatasetTable::new(root.clone(), open(root, name.table()).await?, indexes.clone()))
-                }
+                (None | Some(CATALOG), PUBLIC) => match (opened.dataset(name.table()), opened.view(name.table())) {
+                    (Some(version), _) => Arc::new(DatasetTable::new(root.clone(), version.clone(), indexes.clone())),
+                    (None, Some(view)) => view.clone(),
+                    (None, None) => return Err(unknown(root, name.table()).await),
+                },
                 _ => {
                     return Err(Error::not_found(format!("there is no table `{name}`"))
-                        .with_remedy("datasets go by their name alone, system tables by `system.name`"));
+                        .with_remedy("datasets and views go by their name alone, system tables by `system.name`"));
                 }
             };
             found.entry(schema.to_owned()).or_default().insert(name.table().to_owned(), table);
@@ -122,20 +120,22 @@ fn system_table(system: &Arc<dyn SystemTables>, schema: &str, name: &str) -> Res
     }
 }
 
-/// `name` or `name@v3`.
-async fn open(root: &Root, text: &str) -> Result<Arc<DatasetVersion>> {
+/// A dataset at a version, or at its newest.
+pub(super) async fn open_at(root: &Root, name: &DatasetName, version: Option<VersionId>) -> Result<Arc<DatasetVersion>> {
+    open_version(root, name, version).await
+}
+
+/// A dataset by `name` or `name@v3`; `None` when there is no dataset `name`.
+pub(super) async fn find(root: &Root, text: &str) -> Result<Option<Arc<DatasetVersion>>> {
     let (name, version) = match text.split_once('@') {
         None => (text, None),
         Some((name, version)) => (name, Some(version_number(text, version)?)),
     };
-    let parsed = match DatasetName::parse(name) {
-        Ok(parsed) => parsed,
-        // Not a name that a dataset could have, so there is none; the nearest helps more than the grammar.
-        Err(_) => return Err(unknown(root, name).await),
-    };
+    // Not a name that a dataset could have, so there is none; the nearest helps more than the grammar.
+    let Ok(parsed) = DatasetName::parse(name) else { return Ok(None) };
     match open_version(root, &parsed, version).await {
-        Ok(version) => Ok(version),
-        Err(error) if error.kind == Kind::NotFound && version.is_none() => Err(unknown(root, name).await),
+        Ok(version) => Ok(Some(version)),
+        Err(error) if error.kind == Kind::NotFound && version.is_none() => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -149,7 +149,12 @@ fn version_number(text: &str, version: &str) -> Result<VersionId> {
 
 async fn unknown(root: &Root, name: &str) -> Error {
     let known = list_datasets(root).await.unwrap_or_default();
-    with_nearest(Error::not_found(format!("there is no dataset `{}`", name.escape_debug())), name, known.iter().map(|d| d.as_str()))
+    let views = stored::names(root).await.unwrap_or_default();
+    let error = Error::not_found(format!("there is no dataset `{}`", name.escape_debug()));
+    if views.iter().any(|view| view.as_str() == name) {
+        return Error::not_found(format!("there is no dataset `{name}`: it is a view")).with_remedy("name the dataset that it reads");
+    }
+    with_nearest(error, name, known.iter().map(DatasetName::as_str).chain(views.iter().map(ViewName::as_str)))
 }
 
 fn with_nearest<'a>(error: Error, name: &str, known: impl Iterator<Item = &'a str>) -> Error {

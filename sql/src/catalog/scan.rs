@@ -100,6 +100,11 @@ impl RowGroupScan {
         self
     }
 
+    /// Rows of the row groups to read, and their uncompressed bytes.
+    pub(super) fn planned(&self) -> (u64, u64) {
+        self.chosen().fold((0, 0), |(rows, bytes), group| (rows + group.rows, bytes + group.bytes))
+    }
+
     fn chosen(&self) -> impl Iterator<Item = &Group> {
         self.partitions.iter().flatten()
     }

@@ -52,6 +52,18 @@ pub async fn select_rows(catalog: &Catalog, version: Arc<DatasetVersion>, epoch:
     catalog.inner.runner.spawn(work.evaluate(epoch))?.finish().await
 }
 
+/// Refuses a predicate that [`select_rows`] would refuse.
+pub(super) async fn check_filter(catalog: &Catalog, version: &DatasetVersion, filter: &str) -> Result<()> {
+    let (limits, text) = (catalog.text_limits(), filter.to_owned());
+    let (session, schema) = (catalog.inner.session.clone(), sql_schema(version));
+    on_big_stack(move || {
+        check_text(&text, limits)?;
+        predicate(&session, &text, &schema).map(drop)
+    })
+    .await
+    .map_err(|e| e.context("filter"))
+}
+
 /// Plans the predicate over the version's columns; what indexes answer of it stands apart.
 fn predicate(session: &SessionState, text: &str, schema: &SchemaRef) -> Result<(Arc<dyn PhysicalExpr>, Option<TextTest>)> {
     let names = DFSchema::try_from(schema.as_ref().clone()).map_err(to_error)?;

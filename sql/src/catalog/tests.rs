@@ -6,6 +6,7 @@ mod attacks;
 mod parameters;
 mod selections;
 mod text;
+mod views;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -5,6 +5,7 @@ use super::world::*;
 use crate::error::{Error, Kind};
 use crate::ids::*;
 use crate::job::{Assignment, End, JobSettings, Passes, Steps, Visitation};
+use crate::view::{JobView, ViewSelection};
 
 fn changes() -> Vec<Change> {
     let (d, j, w, c) = (dataset("digits"), job("run1"), worker("w-1"), consumer("host-0"));
@@ -110,6 +111,7 @@ fn redelivery_changes() -> Vec<Change> {
         Change::Committed { job: j.clone(), commit: 4, place: 5, next: Some(12), uneven: None },
         Change::Committed { job: j.clone(), commit: 5, place: 5, next: None, uneven: Some("rank 0 is at step 3, others at step 2".into()) },
         Change::JobEnded { job: j.clone(), end: JobEnd::Restored },
+        Change::JobCreated { settings: Box::new(of_view()), incarnation: Incarnation(0), epochs: vec![EpochId(0)], restored: None },
         Change::Watermark {
             job: j,
             pass,
@@ -141,6 +143,14 @@ fn staged_changes() -> Vec<Change> {
         Change::PassGrown { job: job.clone(), pass, shape: grown },
         Change::PassGrown { job, pass, shape: published },
     ]
+}
+
+/// A job that was opened by a view.
+fn of_view() -> JobSettings {
+    let (filter, columns) = (Some("label > 3".to_owned()), Some(vec!["label".to_owned()]));
+    let selection = ViewSelection { dataset: dataset("digits"), version: None, columns: columns.clone(), filter: filter.clone() };
+    let view = JobView { name: ViewName("hard".into()), selection };
+    JobSettings { view: Some(Box::new(view)), filter, columns, ..settings("run2", "digits", 64, Passes::All) }
 }
 
 #[test]

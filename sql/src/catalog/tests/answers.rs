@@ -157,3 +157,17 @@ async fn dropping_the_stream_stops_the_query() {
     // The only turn is free again.
     assert_eq!(tokio::time::timeout(Duration::from_secs(5), world.value("SELECT count(*) FROM digits")).await.unwrap(), "100");
 }
+
+#[tokio::test]
+async fn a_comparison_with_all_or_any_rows_is_right_or_refused() {
+    let world = World::new(1).await;
+    assert_eq!(world.value("SELECT count(*) FROM digits WHERE label > ALL (SELECT d.label FROM digits d WHERE d.label < 7)").await, "30");
+    assert_eq!(
+        world.value("SELECT count(*) FROM digits WHERE label = ANY (SELECT d.label FROM digits d WHERE d._id IN (3, 4))").await,
+        "20"
+    );
+    // The planner would compare the subquery's column with itself.
+    let error = world.error("SELECT count(*) FROM digits WHERE label > ALL (SELECT label FROM digits WHERE label < 7)").await;
+    assert_eq!(error.kind, Kind::Unsupported, "{error}");
+    assert!(error.to_string().contains("FROM digits AS other"), "{error}");
+}
