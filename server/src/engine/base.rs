@@ -100,6 +100,7 @@ impl Base {
             worker,
             runs,
             indexing: Default::default(),
+            staging: Default::default(),
             registry,
             compute: compute.handle()?.clone(),
             dispatcher,

@@ -12,8 +12,10 @@ mod overview;
 mod planner;
 mod prepare;
 mod put;
+mod query;
 pub(crate) mod running;
 mod runs;
+mod stage;
 mod system;
 mod view;
 
@@ -114,6 +116,7 @@ pub struct Engine {
     worker: WorkerName,
     runs: Arc<Runs>,
     indexing: index::Indexing,
+    staging: query::Staging,
     /// Workers of other processes, where this one leads some.
     registry: Option<Arc<Registry>>,
     reader: Arc<Reader>,
@@ -178,6 +181,10 @@ impl Engine {
 
     pub(crate) fn indexing(&self) -> &index::Indexing {
         &self.indexing
+    }
+
+    pub(crate) fn staging(&self) -> &query::Staging {
+        &self.staging
     }
 
     /// The worker's threads.

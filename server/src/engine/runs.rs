@@ -37,6 +37,8 @@ impl Engine {
 
     /// Makes the artefacts that tasks need, then hands the run to the dispatcher.
     async fn begin(&self, prepared: Prepared) -> Result<(RunStatus, watch::Receiver<RunStatus>)> {
+        // Held until the run names it.
+        let _held = prepared.held;
         let spec = Arc::new(prepared.request.spec.clone());
         if prepared.unfitted {
             let (root, python, fitted) = (self.root().clone(), self.python().clone(), spec.clone());

@@ -13,10 +13,11 @@ mod prune;
 mod request;
 mod resolve;
 mod run;
-mod scan;
+pub(crate) mod scan;
 mod search;
 mod search_table;
 mod select;
+mod source;
 mod system;
 mod table;
 mod text_match;
@@ -27,7 +28,7 @@ mod weight;
 mod tests;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arrow::datatypes::SchemaRef;
 use arrow::record_batch::RecordBatch;
@@ -43,7 +44,8 @@ use forebay_storage::bundle::BundleCache;
 use forebay_storage::root::Root;
 use futures::stream::BoxStream;
 
-use crate::functions::capped::harden;
+use crate::distributed::{Attempts, Peers, PlanService, divided};
+use crate::functions::capped::{concat_operator, harden};
 use crate::functions::{is_random, pure_functions};
 use crate::guard::{TextLimits, check_text, to_error};
 use crate::session::{self, Room};
@@ -55,6 +57,7 @@ pub use limits::QueryLimits;
 pub use parameters::Prepared;
 pub use request::Request;
 pub use select::select_rows;
+pub use source::SourceQuery;
 
 use resolve::{Sources, Tables};
 use run::Runner;
@@ -86,6 +89,8 @@ struct Inner {
     session: SessionState,
     runner: Runner,
     indexes: TextIndexes,
+    /// Other processes that take parts of queries; set at most once.
+    plans: OnceLock<PlanService>,
 }
 
 impl fmt::Debug for Catalog {
@@ -110,7 +115,19 @@ impl Catalog {
         let session = session::state(config, runtime, functions());
         let runner = Runner::new(&limits)?;
         let indexes = TextIndexes::new(root.clone(), cache);
-        Ok(Self { inner: Arc::new(Inner { root, system, limits, session, runner, indexes }) })
+        Ok(Self { inner: Arc::new(Inner { root, system, limits, session, runner, indexes, plans: OnceLock::new() }) })
+    }
+
+    /// Divides queries among these workers from now on. What is returned takes parts of their queries, where this process is one of them.
+    ///
+    /// # Errors
+    /// `Unavailable` while queries are shutting down.
+    pub fn use_peers(&self, peers: Arc<dyn Peers>) -> Result<PlanService> {
+        let inner = &self.inner;
+        let functions = session::scalars(functions().into_iter().chain([concat_operator()]).collect());
+        let (runtime, partitions) = (inner.session.runtime_env().clone(), inner.limits.partitions);
+        let service = PlanService::new(inner.root.clone(), peers, runtime, functions, partitions, inner.runner.threads()?);
+        Ok(inner.plans.get_or_init(|| service).clone())
     }
 
     /// Plans a SELECT or EXPLAIN and starts it. It runs a few batches ahead of its reader and then waits.
@@ -120,10 +137,21 @@ impl Catalog {
 
     /// As [`Catalog::query`], with values for its parameters and limits of its own.
     pub async fn ask(&self, request: &Request) -> Result<QueryStream> {
-        let (session, plan) = self.bound(request).await?;
-        let context = session.task_ctx();
-        let (plan, schema) = self.plan(move || physical(&session, &plan)).await?;
-        Ok(self.inner.runner.run(plan, context, schema, request))
+        let (session, logical) = self.bound(request).await?;
+        let Some(service) = self.inner.plans.get().filter(|_| self.inner.limits.distributed).cloned() else {
+            let context = session.task_ctx();
+            let (plan, schema) = self.plan(move || physical(&session, &logical)).await?;
+            return Ok(self.inner.runner.run(plan, context, schema, None, request));
+        };
+        let least = self.inner.limits.distributed_size;
+        let (first, attempts) = self
+            .plan(move || {
+                let first = divided(session.clone(), &logical, service.workers(), least, &service)?;
+                let attempts = Attempts::new(service, session, logical, least, &first);
+                Ok((first, attempts))
+            })
+            .await?;
+        Ok(self.inner.runner.run(first.plan, first.session.task_ctx(), first.schema, attempts, request))
     }
 
     /// The columns that [`Catalog::query`] would answer with, without running anything.
@@ -166,7 +194,7 @@ impl Catalog {
     /// `NotFound` where there is none of this name.
     pub async fn columns(&self, schema: &str, table: &str) -> Result<SchemaRef> {
         let name = TableReference::partial(schema, table);
-        let tables = Tables::resolve(self.sources(), std::slice::from_ref(&name), &[], None).await?;
+        let tables = Tables::resolve(self.sources(), std::slice::from_ref(&name), &[], None, &Default::default()).await?;
         tables.schema_of(&name)
     }
 
@@ -201,7 +229,7 @@ impl Catalog {
     /// Text to a verified plan, with the tables that it names and no others.
     async fn logical(&self, request: &Request) -> Result<(SessionState, LogicalPlan)> {
         let (statement, names, searches) = self.names(request).await?;
-        let tables = Tables::resolve(self.sources(), &names, &searches, request.schema.as_deref()).await?;
+        let tables = Tables::resolve(self.sources(), &names, &searches, request.schema.as_deref(), &request.pins).await?;
         let session = tables.into_session(self.session(request)?)?;
         self.plan(move || {
             let plan = futures::executor::block_on(session.statement_to_plan(statement)).map_err(unknown_function)?;
@@ -264,7 +292,7 @@ fn check_statement(statement: &DfStatement) -> Result<()> {
     }
 }
 
-fn physical(session: &SessionState, plan: &LogicalPlan) -> Result<(Arc<dyn ExecutionPlan>, SchemaRef)> {
+pub(crate) fn physical(session: &SessionState, plan: &LogicalPlan) -> Result<(Arc<dyn ExecutionPlan>, SchemaRef)> {
     let optimized = session.optimize(plan).map_err(to_error)?;
     constants::check_constants(&optimized)?;
     let physical = futures::executor::block_on(session.query_planner().create_physical_plan(&optimized, session)).map_err(to_error)?;

@@ -17,6 +17,7 @@ use forebay_storage::delta::{DatasetVersion, list_datasets, open_version};
 use forebay_storage::root::Root;
 
 use super::information::{CATALOG, INFORMATION_SCHEMA, Information, SCHEMAS};
+use super::request::Pins;
 use super::search::SearchCall;
 use super::search_table::SearchTable;
 use super::system::SystemTable;
@@ -58,13 +59,14 @@ impl Tables {
         names: &[TableReference],
         searches: &[SearchCall],
         schema: Option<&str>,
+        pins: &Pins,
     ) -> Result<Self> {
         let Sources { root, system, indexes } = sources;
         let mut found: BTreeMap<String, BTreeMap<String, Arc<dyn TableProvider>>> = BTreeMap::new();
         for name in names {
             let schema = name.schema().or(schema).unwrap_or(PUBLIC);
             if let Some(call) = searches.iter().find(|call| call.table == name.table()) {
-                let table = SearchTable::new(root.clone(), open(root, &call.dataset).await?, indexes.clone(), call)?;
+                let table = SearchTable::new(root.clone(), open(root, &call.dataset, pins).await?, indexes.clone(), call)?;
                 found.entry(schema.to_owned()).or_default().insert(name.table().to_owned(), Arc::new(table));
                 continue;
             }
@@ -75,7 +77,7 @@ impl Tables {
                     Arc::new(system_table(&tables, INFORMATION_SCHEMA, name.table())?)
                 }
                 (None | Some(CATALOG), PUBLIC) => {
-                    Arc::new(DatasetTable::new(root.clone(), open(root, name.table()).await?, indexes.clone()))
+                    Arc::new(DatasetTable::new(root.clone(), open(root, name.table(), pins).await?, indexes.clone()))
                 }
                 _ => {
                     return Err(Error::not_found(format!("there is no table `{name}`"))
@@ -123,9 +125,9 @@ fn system_table(system: &Arc<dyn SystemTables>, schema: &str, name: &str) -> Res
 }
 
 /// `name` or `name@v3`.
-async fn open(root: &Root, text: &str) -> Result<Arc<DatasetVersion>> {
+pub(super) async fn open(root: &Root, text: &str, pins: &Pins) -> Result<Arc<DatasetVersion>> {
     let (name, version) = match text.split_once('@') {
-        None => (text, None),
+        None => (text, pins.get(text).copied()),
         Some((name, version)) => (name, Some(version_number(text, version)?)),
     };
     let parsed = match DatasetName::parse(name) {
