@@ -67,6 +67,27 @@ impl JobDigest {
     }
 }
 
+/// XXH3-64 over byte strings in order, each with its length before it (u64, little-endian).
+#[derive(Clone, Default)]
+pub struct BytesDigest(Xxh3);
+
+impl std::fmt::Debug for BytesDigest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "BytesDigest({})", hex(self.finish()))
+    }
+}
+
+impl BytesDigest {
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.0.update(&(bytes.len() as u64).to_le_bytes());
+        self.0.update(bytes);
+    }
+
+    pub fn finish(&self) -> u64 {
+        self.0.digest()
+    }
+}
+
 /// 16 lower-case hex digits.
 pub fn hex(digest: u64) -> String {
     format!("{digest:016x}")

@@ -51,16 +51,29 @@ pub enum SourceFormat {
     Files,
     /// A client's own stream, staged by `DoPut`; never written by hand.
     Put,
+    /// The result of a query over datasets, staged once; written as `sql`, not as a format.
+    Sql,
+}
+
+impl SourceFormat {
+    /// Whether the source's files lie under the root, because we wrote them: no client names them.
+    pub fn is_staged(self) -> bool {
+        matches!(self, SourceFormat::Put | SourceFormat::Sql)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SourceSpec {
-    /// Paths, globs or URLs, relative to the pipeline file.
+    /// Paths, globs or URLs, relative to the pipeline file. None where `sql` says what to read.
+    #[serde(default)]
     pub uri: Vec<String>,
     pub format: SourceFormat,
     /// Per format; keys are checked when the spec is validated.
     #[serde(default)]
     pub options: BTreeMap<String, serde_json::Value>,
+    /// One SELECT over datasets; of [`SourceFormat::Sql`] and no other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sql: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

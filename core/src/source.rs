@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::TaskId;
+use crate::ids::{DatasetName, TaskId, VersionId};
 
 /// One source file as it was when the source was snapshotted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +39,26 @@ pub struct TaskSpec {
     pub pieces: Vec<(u32, Piece)>,
 }
 
+/// A dataset that a source's query reads.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct SourceInput {
+    pub dataset: DatasetName,
+    /// The version that all of its rows come from.
+    pub version: VersionId,
+    /// The table's own id: a dataset that was dropped and made anew counts its versions from 0 again.
+    pub table: String,
+}
+
+/// What a query answered when it was staged.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StagedQuery {
+    /// In the order of their names.
+    pub inputs: Vec<SourceInput>,
+    pub rows: u64,
+    /// Digest of the rows in their order, as hex; none where a column's type has none.
+    pub digest: Option<String>,
+}
+
 /// Everything about a source that decides the rows it yields. Stored with the dataset; id ranges are never reassigned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceSnapshot {
@@ -52,6 +72,9 @@ pub struct SourceSnapshot {
     /// First `_id` that no file of this or an earlier snapshot has used: ranges of files that vanished are not reused either.
     #[serde(default)]
     pub next_id: i64,
+    /// Of a source that is a query; its file is the staged result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub query: Option<StagedQuery>,
 }
 
 /// A row that could not be read or processed. `Quarantine` keeps these, `Fail` reports the first.

@@ -50,6 +50,15 @@ impl Gate {
         Err(wrong())
     }
 
+    /// Checks that a call comes from a process of the same root. The token of clients is not enough, and is not asked for.
+    ///
+    /// # Errors
+    /// `Unauthenticated`.
+    pub fn check_member(&self, authorization: Option<&[u8]>) -> Result<()> {
+        let presented = bearer(authorization.ok_or_else(stranger)?).ok_or_else(stranger)?;
+        if matches!(self.key.open(presented), Ok(Claim::Member)) { Ok(()) } else { Err(stranger()) }
+    }
+
     /// `Handshake`: a bearer token, or `Basic` credentials whose password is the token; answers with a session token.
     ///
     /// # Errors
@@ -99,6 +108,11 @@ fn missing() -> Error {
 
 fn malformed() -> Error {
     Error::new(Kind::Unauthenticated, "malformed `authorization` header").with_remedy("send `authorization: Bearer TOKEN`")
+}
+
+fn stranger() -> Error {
+    Error::new(Kind::Unauthenticated, "parts of queries are taken from processes of the same root only")
+        .with_remedy("ask queries of the dispatcher, as statements")
 }
 
 fn wrong() -> Error {

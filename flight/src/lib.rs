@@ -12,6 +12,7 @@ pub mod control;
 pub mod decode;
 pub mod encode;
 pub mod message;
+pub mod peer;
 pub mod serve;
 pub mod service;
 pub mod statement;

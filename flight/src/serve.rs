@@ -8,7 +8,7 @@ use tonic::transport::Server;
 use tonic::transport::server::{Router, TcpIncoming};
 
 use crate::service::Flight;
-use crate::service::door::{ControlDoor, Door, FlightDoor};
+use crate::service::door::{ControlDoor, Door, FlightDoor, PeerDoor};
 
 /// Limits of the transport.
 #[derive(Debug, Clone)]
@@ -53,12 +53,13 @@ pub async fn serve(listener: TcpListener, service: Flight, limits: Limits, shutd
     run(router, listener, limits.drain, shutdown, move || stop.cancel()).await
 }
 
-/// As [`serve`], with whatever the door answers with, and the control protocol beside Flight.
+/// As [`serve`], with whatever the door answers with, and the control protocol and parts of queries beside Flight.
 ///
 /// # Errors
 /// `Unavailable` when the transport fails.
 pub async fn serve_door(listener: TcpListener, door: Door, limits: Limits, shutdown: impl Future<Output = ()> + Send) -> Result<()> {
-    let router = builder(&limits).add_service(FlightDoor(door.clone())).add_service(ControlDoor(door.clone()));
+    let router =
+        builder(&limits).add_service(FlightDoor(door.clone())).add_service(ControlDoor(door.clone())).add_service(PeerDoor(door.clone()));
     run(router, listener, limits.drain, shutdown, move || door.end_streams()).await
 }
 

@@ -37,6 +37,8 @@ pub enum Claim {
     Options(SessionOptions),
     /// A session's bearer token, made by `Handshake`.
     Session,
+    /// Says of a process that it belongs to the root: it knows the secret.
+    Member,
 }
 
 /// The secret that signs tickets; shared by the nodes of one root.

@@ -42,13 +42,12 @@ struct Group {
 fn request(statement: &Statement) -> Result<Request> {
     let session = &statement.session;
     let deadline = session.timeout.map(Duration::try_from_secs_f64).transpose();
-    Ok(Request {
-        sql: statement.sql.clone(),
-        parameters: statement.parameters()?,
-        schema: session.schema.clone(),
-        deadline: deadline.map_err(|e| Error::bad_input(format!("a session's timeout: {e}")))?,
-        rows: session.row_limit,
-    })
+    let mut request = Request::new(statement.sql.clone());
+    request.parameters = statement.parameters()?;
+    request.schema.clone_from(&session.schema);
+    request.deadline = deadline.map_err(|e| Error::bad_input(format!("a session's timeout: {e}")))?;
+    request.rows = session.row_limit;
+    Ok(request)
 }
 
 /// The schema of a dataset as plain readers and SQL see it: its columns, then `epoch`.

@@ -25,6 +25,8 @@ enum Type {
     /// Kept in milliseconds.
     Time,
     Address,
+    /// One of these.
+    Word(&'static [&'static str]),
 }
 
 /// One setting.
@@ -62,6 +64,13 @@ pub const KEYS: &[Key] = &[
     key("query.concurrent", "FOREBAY_QUERY_CONCURRENT", Type::Count, "queries that run at once, others wait; by default 16"),
     key("query.timeout", "FOREBAY_QUERY_TIMEOUT", Type::Time, "time from a query's start to its last row; by default 10m"),
     key("query.row_limit", "FOREBAY_QUERY_ROW_LIMIT", Type::Count, "rows of one answer; by default no limit"),
+    key("query.distributed", "FOREBAY_QUERY_DISTRIBUTED", Type::Word(&["auto", "off"]), "whether workers share queries; by default auto"),
+    key(
+        "query.distributed_size",
+        "FOREBAY_QUERY_DISTRIBUTED_SIZE",
+        Type::Size,
+        "bytes that a query reads at least to be shared; by default 64MiB",
+    ),
     key("sources.allow", "FOREBAY_SOURCES_ALLOW", Type::Texts, "URL prefixes that a server reads for its clients' pipelines"),
     key("python.allow", "FOREBAY_PYTHON_ALLOW", Type::Flag, "whether a server runs its clients' Python steps"),
     key("python.interpreter", "FOREBAY_PYTHON", Type::Text, "interpreter of Python steps"),
@@ -211,7 +220,7 @@ fn flatten(path: &str, value: Value, leaves: &mut Vec<(String, Value)>) {
 /// A value of the environment, where everything is text.
 fn from_text(key: &Key, text: &str) -> Result<Value> {
     Ok(match key.kind {
-        Type::Text | Type::Size | Type::Time | Type::Address => Value::from(text),
+        Type::Text | Type::Size | Type::Time | Type::Address | Type::Word(_) => Value::from(text),
         Type::Texts => text.split(',').map(str::trim).filter(|t| !t.is_empty()).map(Value::from).collect(),
         Type::Flag => match text.to_ascii_lowercase().as_str() {
             "1" | "true" | "yes" | "on" => Value::Bool(true),
@@ -228,6 +237,8 @@ fn checked(key: &Key, value: Value) -> Result<Value> {
     match key.kind {
         Type::Text if value.as_str().is_some_and(|t| !t.is_empty()) => Ok(value),
         Type::Text => Err(refuse("text")),
+        Type::Word(words) if value.as_str().is_some_and(|t| words.contains(&t)) => Ok(value),
+        Type::Word(words) => Err(refuse(&suggest::list(words))),
         Type::Texts => match &value {
             Value::String(text) => Ok(text.split(',').map(str::trim).filter(|t| !t.is_empty()).map(Value::from).collect()),
             Value::Array(items) if items.iter().all(Value::is_string) => Ok(value),

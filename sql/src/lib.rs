@@ -4,6 +4,7 @@
 //! the Python pool. Must not know: gRPC, Flight services, the dispatcher. Everything a caller sees is an arrow batch, a core type or a core error.
 
 pub mod catalog;
+pub mod distributed;
 pub mod functions;
 mod guard;
 pub mod python;

@@ -66,15 +66,20 @@ pub(crate) fn config(partitions: usize) -> SessionConfig {
     config
 }
 
-/// A session with the given functions beside DataFusion's own and no table functions, file formats or factories.
-pub(crate) fn state(config: SessionConfig, runtime: Arc<RuntimeEnv>, functions: Vec<Arc<ScalarUDF>>) -> SessionState {
+/// DataFusion's scalar functions, the growing ones with their limit, and these.
+pub(crate) fn scalars(functions: Vec<Arc<ScalarUDF>>) -> Vec<Arc<ScalarUDF>> {
     let mut scalars = capped(SessionStateDefaults::default_scalar_functions());
     scalars.extend(functions);
+    scalars
+}
+
+/// A session with the given functions beside DataFusion's own and no table functions, file formats or factories.
+pub(crate) fn state(config: SessionConfig, runtime: Arc<RuntimeEnv>, functions: Vec<Arc<ScalarUDF>>) -> SessionState {
     SessionStateBuilder::new()
         .with_config(config)
         .with_runtime_env(runtime)
         .with_expr_planners(SessionStateDefaults::default_expr_planners())
-        .with_scalar_functions(scalars)
+        .with_scalar_functions(scalars(functions))
         .with_higher_order_functions(SessionStateDefaults::default_higher_order_functions())
         .with_aggregate_functions(SessionStateDefaults::default_aggregate_functions())
         .with_window_functions(SessionStateDefaults::default_window_functions())

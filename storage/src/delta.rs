@@ -27,7 +27,7 @@ pub use commit::{CommitOutcome, EpochCommit, commit_at, commit_body};
 pub use history::{VersionInfo, versions};
 pub use index::{INDEX_PROPERTY, index_body, index_property};
 pub use open::{list_datasets, open_version};
-pub use paths::BUNDLES;
+pub use paths::{BUNDLES, QUERIES};
 pub use vacuum::{Swept, drop_dataset, vacuum};
 
 use crate::types::{PART, StoredSchema, to_stored};
@@ -60,6 +60,11 @@ struct TableIdentity {
 }
 
 impl DatasetVersion {
+    /// The table's own id, which another table of the same name doesn't have.
+    pub fn table_id(&self) -> &str {
+        &self.table.id
+    }
+
     /// The published epochs in order, those without rows included.
     pub fn epochs(&self) -> Vec<EpochId> {
         let mut epochs: BTreeSet<_> = self.shards.iter().map(|s| s.epoch).collect();

@@ -100,6 +100,27 @@ pub async fn source_schema(spec: &SourceSpec, snapshot: &SourceSnapshot) -> Resu
     read.map_err(|e| Error::internal(format!("reading the source's schema: {e}")))?
 }
 
+/// The columns of a source that is a query with these columns: the same as [`source_schema`] tells of its staged answer.
+///
+/// # Errors
+/// `BadInput` for a name that no column can have.
+pub fn query_columns(columns: &Schema) -> Result<SchemaRef> {
+    let named: Vec<String> = columns.fields().iter().map(|f| f.name().clone()).collect();
+    names::check(&named, "source.sql")
+        .map_err(|e| e.with_remedy("name it with AS, or leave it out: SELECT * EXCLUDE (epoch, _id, _source)"))?;
+    Ok(with_key(columns.fields().iter().map(|f| f.as_ref().clone()).collect()))
+}
+
+/// A snapshot of files that we staged, as a process finds them that may reach the same root under another name. Others stay as they are.
+#[must_use]
+pub fn under_root(mut snapshot: SourceSnapshot, format: SourceFormat, table_url: &str) -> SourceSnapshot {
+    let private = "/_forebay/";
+    if let Some(at) = snapshot.base.rfind(private).filter(|_| format.is_staged()) {
+        snapshot.base = format!("{}{}", path::base_location(table_url).unwrap_or_else(|_| table_url.to_owned()), &snapshot.base[at..]);
+    }
+    snapshot
+}
+
 /// Reads a task's rows. Nothing is read before the first poll; dropping the stream ends the reading. A file that changed or vanished since the
 /// snapshot ends it with an error that names the file.
 pub fn read_task(spec: &SourceSpec, snapshot: Arc<SourceSnapshot>, task: &TaskSpec) -> BoxStream<'static, Result<SourceBatch>> {
@@ -113,7 +134,7 @@ fn schema(spec: &SourceSpec, snapshot: &SourceSnapshot, stores: &Stores) -> Resu
     let own: Vec<Field> = match spec.format {
         SourceFormat::Csv | SourceFormat::Json => text::targets(snapshot, &options)?.iter().map(text::Target::field).collect(),
         SourceFormat::Files => files::fields(),
-        SourceFormat::Parquet | SourceFormat::Arrow | SourceFormat::Put => {
+        SourceFormat::Parquet | SourceFormat::Arrow | SourceFormat::Put | SourceFormat::Sql => {
             let blob = Blob::open(stores, &snapshot.base, first("columnar")?)?;
             names::rename(columnar_schema(&blob)?, &options, blob.name())?.iter().map(|f| f.as_ref().clone()).collect()
         }

@@ -6,8 +6,10 @@
 mod bad_input;
 mod cluster;
 mod disks;
+mod distributed;
 mod layering;
 mod materialize;
+mod queries;
 mod s3;
 mod search;
 mod serve;

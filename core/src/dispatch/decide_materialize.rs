@@ -10,11 +10,13 @@ use super::state::RunId;
 use super::volatile::Work;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{DatasetName, EpochId, VersionId, WorkerName};
-use crate::pipeline::{self, OnError};
+use crate::pipeline::{self, OnError, PipelineSpec};
 use crate::shard::ShardMeta;
 
 /// Failures of one task that are tried again; the next one fails the run.
 pub(super) const RETRIES: u32 = 3;
+/// How the parts begin that say which version of a dataset a query reads, as `v3 TABLE`.
+pub const INPUT_PART: &str = "dataset ";
 /// Failures in a row of preparing or putting a commit after which the run is reported as failed.
 const COMMIT_TRIES: u32 = 8;
 
@@ -94,9 +96,14 @@ fn busy(name: &DatasetName, old: &RunSpec, new: &RunSpec) -> Error {
 }
 
 fn changed(stored: &StoredDataset, new: &RunSpec) -> Error {
-    let spec = stored.pipeline.as_ref().map(|old| pipeline::difference(old, &new.pipeline)).unwrap_or_default();
-    let difference = lines(&spec, &stored.parts, &new.parts);
-    Error::failed_precondition(format!("`{}` is stored from another version of this pipeline: {difference}", new.dataset))
+    refuse_changed(stored.pipeline.as_ref(), &stored.parts, &new.pipeline, &new.parts)
+}
+
+/// The refusal of a pipeline that its dataset was not made by, for those who can tell before a run is asked for.
+pub fn refuse_changed(stored: Option<&PipelineSpec>, stored_parts: &Parts, new: &PipelineSpec, parts: &Parts) -> Error {
+    let spec = stored.map(|old| pipeline::difference(old, new)).unwrap_or_default();
+    let difference = lines(&spec, stored_parts, parts);
+    Error::failed_precondition(format!("`{}` is stored from another version of this pipeline: {difference}", new.name))
         .with_remedy("give --replace to publish a new version without the old epochs, or choose another name")
 }
 
@@ -105,8 +112,20 @@ type Parts = std::collections::BTreeMap<String, String>;
 fn lines(spec: &[String], old: &Parts, new: &Parts) -> String {
     let mut lines = spec.to_vec();
     let names: BTreeSet<_> = old.keys().chain(new.keys()).collect();
-    lines.extend(names.into_iter().filter(|n| old.get(*n) != new.get(*n)).map(|n| format!("{n} changed")));
+    lines.extend(names.into_iter().filter(|n| old.get(*n) != new.get(*n)).map(|n| part_line(n, old.get(n), new.get(n))));
     if lines.is_empty() { "its source or its code changed".to_owned() } else { lines.join(", ") }
+}
+
+/// The versions that a query reads are told as such; of files and code it is enough that they changed.
+fn part_line(name: &str, old: Option<&String>, new: Option<&String>) -> String {
+    if !name.starts_with(INPUT_PART) {
+        return format!("{name} changed");
+    }
+    let version = |part: Option<&String>| part.map_or("(not read)", |p| p.split(' ').next().unwrap_or_default()).to_owned();
+    match (version(old), version(new)) {
+        (before, after) if before == after => format!("{name} was made anew"),
+        (before, after) => format!("{name}: {before} -> {after}"),
+    }
 }
 
 fn already(name: &DatasetName, request: &RunRequest, stored: Option<&StoredDataset>) -> RunStatus {

@@ -54,6 +54,7 @@ pub use apply::apply;
 pub use commit_state::{CommitRecord, CommittedPass, Restored, Token};
 pub use consumers::Consumers;
 pub use decide::decide;
+pub use decide_materialize::{INPUT_PART, refuse_changed};
 pub use digests::Digests;
 pub use entry::{Change, ENTRY_VERSION, Entry, JobEnd, entries_per_state};
 pub use event::{

@@ -24,7 +24,7 @@ pub(super) fn value(spec: &PipelineSpec) -> Value {
         }
     }
     root.insert("output".into(), output);
-    root.insert("source".into(), json!({ "format": spec.source.format, "options": spec.source.options, "uri": spec.source.uri }));
+    root.insert("source".into(), source(&spec.source));
     if let Some(split) = &spec.split {
         // A list, because the order of the ratios decides who gets which hash range.
         let mut section = json!({ "ratios": split.ratios.iter().map(|(name, ratio)| json!([name, ratio])).collect::<Vec<_>>() });
@@ -42,6 +42,13 @@ pub(super) fn value(spec: &PipelineSpec) -> Value {
 /// The cut as users write it.
 pub(super) fn cut(spec: &PipelineSpec) -> &str {
     spec.output.cut.checked_sub(1).and_then(|i| spec.steps.get(i)).map_or("source", |s| s.name.as_str())
+}
+
+fn source(source: &super::SourceSpec) -> Value {
+    match &source.sql {
+        Some(query) => json!({ "options": source.options, "sql": query }),
+        None => json!({ "format": source.format, "options": source.options, "uri": source.uri }),
+    }
 }
 
 fn step(step: &super::StepSpec) -> Value {

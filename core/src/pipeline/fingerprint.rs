@@ -3,7 +3,8 @@
 use crate::source::SourceSnapshot;
 
 /// Hash, as hex, of the canonical spec, the code of the Python modules (name, text) in any order, and the source's files (relative
-/// path, size, etag or time of change). The source's base is not in it: a moved tree is the same source.
+/// path, size, etag or time of change). The source's base is not in it: a moved tree is the same source. Of a query it is the versions that
+/// it reads, and not the file that its answer was staged in.
 pub fn fingerprint(canonical: &str, code: &[(String, String)], snapshot: &SourceSnapshot) -> String {
     let mut hasher = blake3::Hasher::new();
     hasher.update(b"forebay fingerprint 1\0");
@@ -14,6 +15,16 @@ pub fn fingerprint(canonical: &str, code: &[(String, String)], snapshot: &Source
     for (module, text) in code {
         put(&mut hasher, module);
         put(&mut hasher, text);
+    }
+    if let Some(query) = &snapshot.query {
+        hasher.update(b"query\0");
+        hasher.update(&(query.inputs.len() as u64).to_le_bytes());
+        for input in &query.inputs {
+            put(&mut hasher, input.dataset.as_str());
+            hasher.update(&input.version.0.to_le_bytes());
+            put(&mut hasher, &input.table);
+        }
+        return hasher.finalize().to_hex().to_string();
     }
     let mut files: Vec<_> = snapshot.files.iter().map(|f| (&f.path, f.size, &f.stamp)).collect();
     files.sort();

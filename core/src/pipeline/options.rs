@@ -95,7 +95,7 @@ pub(super) fn read(format: SourceFormat, mut f: Fields<'_>) -> BTreeMap<String, 
             put(&mut options, "infer_rows", f.whole("infer_rows", 0, u64::MAX));
         }
         SourceFormat::Parquet | SourceFormat::Arrow => put(&mut options, "columns", columns(&mut f, false)),
-        SourceFormat::Files | SourceFormat::Put => {}
+        SourceFormat::Files | SourceFormat::Put | SourceFormat::Sql => {}
     }
     // Source bytes that one task takes, for every format.
     put(&mut options, "task_size", f.size("task_size"));

@@ -92,8 +92,8 @@ fn read(root: Map<String, Value>, problems: &Problems) -> Option<PipelineSpec> {
 }
 
 fn source(mut f: Fields<'_>) -> Option<SourceSpec> {
-    if f.take("sql").is_some() {
-        f.problems.unsupported(f.at("sql"), "a source of SQL over datasets is", "read files with `uri` and `format`");
+    if let Some(query) = f.string("sql") {
+        return query_source(f, query);
     }
     let uri = f.texts("uri", true);
     let format = options::format(&mut f, uri.as_deref());
@@ -111,7 +111,22 @@ fn source(mut f: Fields<'_>) -> Option<SourceSpec> {
         _ => {}
     }
     f.done();
-    Some(SourceSpec { uri: uri?, format: format.unwrap_or(SourceFormat::Files), options })
+    Some(SourceSpec { uri: uri?, format: format.unwrap_or(SourceFormat::Files), options, sql: None })
+}
+
+/// A source that is a query: it has no files, and so nothing that says where they are and how they are read.
+fn query_source(mut f: Fields<'_>, query: String) -> Option<SourceSpec> {
+    if query.trim().is_empty() {
+        f.problems.wrong(f.at("sql"), "empty", "write a SELECT over datasets");
+    }
+    for key in ["uri", "format"] {
+        if f.take(key).is_some() {
+            f.problems.wrong(f.at(key), "the source has `sql` as well", "give `uri` and `format`, or `sql`");
+        }
+    }
+    let options = f.section("options").map(|table| options::read(SourceFormat::Sql, table)).unwrap_or_default();
+    f.done();
+    Some(SourceSpec { uri: Vec::new(), format: SourceFormat::Sql, options, sql: Some(query) })
 }
 
 /// The steps, and whether the list is whole, so that `cut` can be looked up in it.

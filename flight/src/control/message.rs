@@ -176,6 +176,9 @@ pub struct Told {
     pub unwanted: Vec<LeaseRef>,
     /// Somebody asked for this worker to be drained.
     pub draining: bool,
+    /// Addresses of the workers that are there, this one among them: queries are divided among them.
+    #[serde(default)]
+    pub workers: Vec<String>,
 }
 
 /// As `forebay_core::dispatch::Granted`.

@@ -17,10 +17,11 @@ use tower::Service;
 
 use super::Flight;
 use crate::control::ControlService;
+use crate::peer::{Guarded, refusal};
 use crate::status::to_elsewhere_status;
 
 enum Now {
-    Open { flight: Box<Flight>, control: Option<ControlService> },
+    Open { flight: Box<Flight>, control: Option<ControlService>, peers: Option<Guarded> },
     Closed { error: Error, leader: Option<String> },
 }
 
@@ -43,9 +44,9 @@ impl Door {
         Self(Arc::new(RwLock::new(Now::Closed { error, leader })))
     }
 
-    /// Lets calls in.
-    pub fn open(&self, flight: Flight, control: Option<ControlService>) {
-        self.replace(Now::Open { flight: Box::new(flight), control });
+    /// Lets calls in. `peers` answers the parts of queries that other processes of the root send.
+    pub fn open(&self, flight: Flight, control: Option<ControlService>, peers: Option<Guarded>) {
+        self.replace(Now::Open { flight: Box::new(flight), control, peers });
     }
 
     /// Refuses calls from now on, and ends the streams that are open.
@@ -68,9 +69,9 @@ impl Door {
     }
 
     /// The services of this moment, or the refusal.
-    fn now(&self) -> Result<(Flight, Option<ControlService>), Box<http::Response<Body>>> {
+    fn now(&self) -> Result<(Flight, Option<ControlService>, Option<Guarded>), Box<http::Response<Body>>> {
         match &*self.0.read() {
-            Now::Open { flight, control } => Ok((Flight::clone(flight), control.clone())),
+            Now::Open { flight, control, peers } => Ok((Flight::clone(flight), control.clone(), peers.clone())),
             Now::Closed { error, leader } => Err(Box::new(to_elsewhere_status(error, leader.as_deref()).into_http())),
         }
     }
@@ -101,7 +102,7 @@ impl Service<http::Request<Body>> for FlightDoor {
 
     fn call(&mut self, request: http::Request<Body>) -> Answering {
         match self.0.now() {
-            Ok((mut flight, _)) => flight.call(request),
+            Ok((mut flight, ..)) => flight.call(request),
             Err(refusal) => at_once(*refusal),
         }
     }
@@ -127,12 +128,39 @@ impl Service<http::Request<Body>> for ControlDoor {
     fn call(&mut self, request: http::Request<Body>) -> Answering {
         match self.0.now() {
             Err(refusal) => at_once(*refusal),
-            Ok((_, Some(control))) => control.respond(request),
-            Ok((_, None)) => {
+            Ok((_, Some(control), _)) => control.respond(request),
+            Ok((_, None, _)) => {
                 let error = Error::failed_precondition("this process takes no workers")
                     .with_remedy("name a `forebay dispatcher` with --dispatcher; `forebay serve` is its own worker");
                 at_once(crate::status::to_status(&error).into_http())
             }
+        }
+    }
+}
+
+/// Parts of queries behind the door.
+#[derive(Clone)]
+pub(crate) struct PeerDoor(pub(crate) Door);
+
+impl NamedService for PeerDoor {
+    // The name that datafusion-distributed's protocol has.
+    const NAME: &'static str = "worker.WorkerService";
+}
+
+impl Service<http::Request<Body>> for PeerDoor {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Answering;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Answering {
+        match self.0.now() {
+            Err(refusal) => at_once(*refusal),
+            Ok((.., Some(peers))) => peers.respond(request),
+            Ok((.., None)) => refusal(&Error::failed_precondition("this process takes no parts of queries").with_remedy("workers do")),
         }
     }
 }

@@ -47,7 +47,7 @@ async fn open(shared: &Shared, request: http::Request<Body>) -> Result<Opened> {
         }
         Claim::Command(command) => Opened::Plain(sql::rows(shared, &command).await?),
         Claim::Job(payload) => Opened::Job(backend.job_stream(payload, false).await?),
-        Claim::Session => return Err(Error::bad_input("a session token is not a ticket")),
+        Claim::Session | Claim::Member => return Err(Error::bad_input("a token is not a ticket")),
         Claim::Options(_) => return Err(Error::bad_input("a session's cookie is not a ticket")),
         Claim::Prepared(_) => {
             return Err(Error::bad_input("a statement's handle is not a ticket").with_remedy("call GetFlightInfo with the handle"));

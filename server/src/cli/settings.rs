@@ -25,6 +25,7 @@ another file). A forebay.toml for a server:
   concurrent = 8
   row_limit = 10000000
   spill_limit = \"32GiB\"
+  distributed = \"auto\"                             # workers share queries that read at least distributed_size; or off
 
   [sources]
   allow = [\"s3://bucket/raw/\", \"/srv/data/\"]     # what clients' pipelines may read
@@ -81,6 +82,8 @@ pub(super) fn query_limits(config: &Config) -> QueryLimits {
         concurrent: count("query.concurrent").unwrap_or(default.concurrent),
         deadline: config.number("query.timeout").map(Duration::from_millis).or(default.deadline),
         rows: config.number("query.row_limit").or(default.rows),
+        distributed: config.text("query.distributed").map_or(default.distributed, |word| word == "auto"),
+        distributed_size: config.number("query.distributed_size").unwrap_or(default.distributed_size),
         ..default
     }
 }

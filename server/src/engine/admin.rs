@@ -32,6 +32,11 @@ pub(crate) fn spec(version: &DatasetVersion) -> Option<PipelineSpec> {
     version.properties.get(property::PIPELINE).and_then(|text| serde_json::from_str(text).ok())
 }
 
+/// What else decided a version's rows, each under a name for users.
+pub(crate) fn parts(version: &DatasetVersion) -> std::collections::BTreeMap<String, String> {
+    version.properties.get(property::PARTS).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+}
+
 /// Totals of each epoch of a version.
 pub(crate) fn epochs(version: &DatasetVersion) -> Vec<EpochInfo> {
     let total = |epoch: EpochId| {
@@ -144,7 +149,8 @@ impl Engine {
         let version = self.known(name, None).await?;
         self.indexing().check_idle(&version.name)?;
         let age = older_than_s.map_or(VACUUM_AGE, Duration::from_secs);
-        let staged: HashSet<String> = self.dispatcher()?.staged_paths(&version.name).await?.into_iter().collect();
+        let mut staged: HashSet<String> = self.dispatcher()?.staged_paths(&version.name).await?.into_iter().collect();
+        staged.extend(self.staged_queries(&version).await?);
         let gone = delta::vacuum(self.root(), &version.name, age, dry_run, &staged).await?;
         Ok(json!({ "dataset": version.name, "dry_run": dry_run, "removed": gone.paths, "bytes": gone.bytes }))
     }

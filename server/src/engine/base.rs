@@ -102,6 +102,7 @@ impl Base {
             indexing: Default::default(),
             puts: Default::default(),
             names: Default::default(),
+            staging: Default::default(),
             registry,
             compute: compute.handle()?.clone(),
             dispatcher,

@@ -13,8 +13,10 @@ mod overview;
 mod planner;
 mod prepare;
 mod put;
+mod query;
 pub(crate) mod running;
 mod runs;
+mod stage;
 mod system;
 mod view;
 mod views;
@@ -119,6 +121,7 @@ pub struct Engine {
     indexing: index::Indexing,
     puts: put::Puts,
     names: names::Names,
+    staging: query::Staging,
     /// Workers of other processes, where this one leads some.
     registry: Option<Arc<Registry>>,
     reader: Arc<Reader>,
@@ -187,6 +190,10 @@ impl Engine {
 
     pub(crate) fn names(&self) -> &names::Names {
         &self.names
+    }
+
+    pub(crate) fn staging(&self) -> &query::Staging {
+        &self.staging
     }
 
     /// The worker's threads.

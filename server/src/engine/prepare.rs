@@ -1,6 +1,6 @@
 //! From a pipeline file to a run: everything is checked before any work, and nothing is read when nothing changed.
 
-use arrow::datatypes::Schema;
+use arrow::datatypes::{Schema, SchemaRef};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -15,7 +15,8 @@ use forebay_storage::artifact::{self, Of};
 use forebay_storage::delta::DatasetVersion;
 use forebay_storage::{source, types};
 
-use super::names::Held;
+use super::names;
+use super::query::{self, Held, Taken, Wanted};
 use super::{Engine, admin};
 use crate::dispatcher::{RunRequest, RunSpec};
 use crate::worker::split as splitting;
@@ -36,7 +37,9 @@ pub(crate) struct Prepared {
     /// The fitted artefacts that its tasks need are still to be made.
     pub(crate) unfitted: bool,
     /// No view takes the dataset's name until the run has begun.
-    pub(super) held: Held,
+    pub(super) name: names::Held,
+    /// Keeps a staged source until a run names it.
+    pub(super) held: Option<Held>,
 }
 
 impl Engine {
@@ -49,39 +52,64 @@ impl Engine {
 
     pub(super) async fn prepare_spec(&self, mut spec: PipelineSpec, canonical: &str, request: &MaterializeRequest) -> Result<Prepared> {
         self.check_allowed(&spec)?;
-        let held = self.hold_dataset(&spec.name).await?;
+        let naming = self.hold_dataset(&spec.name).await?;
         let code = used_modules(&spec, &request.modules);
+        let listed: Vec<(String, String)> = code.iter().map(|(name, text)| (name.clone(), text.clone())).collect();
+        let epochs = epochs_of(&spec, request.epochs)?;
+        let query = self.pin_query(&mut spec).await?;
         let stored = self.stored_version(&spec.name).await?;
         let previous = self.previous_snapshot(&spec, stored.as_deref()).await?;
-        // Files that clients wrote themselves lie under the root.
-        let written = spec.source.format == SourceFormat::Put;
-        let allow = |location: &str| written || self.allow().covers(location);
-        let same_reading = stored.as_deref().and_then(admin::spec).is_some_and(|old| old.source == spec.source);
-        let snapshot = match previous {
-            // Nothing is opened when nothing changed.
-            Some(previous) if same_reading && source::unchanged(&spec.source, &request.base, &previous, &allow).await? => previous,
-            previous => source::snapshot(&spec.source, &request.base, previous.as_ref(), &allow).await?,
+        let (stored, previous) = (stored.as_deref(), previous.as_ref());
+        let taken = match &query {
+            None => self.files_snapshot(&spec, canonical, &listed, stored, previous, &request.base).await?,
+            Some(query) => {
+                // What is wrong with the steps is told before anything is computed.
+                if stored.is_none() || request.replace {
+                    self.check_rows(&spec, source::query_columns(&query.schema)?, &code).await?;
+                }
+                let parts = parts(&spec, &code, &query::unstaged(query));
+                let (spec, code, epochs, replace) = (&spec, &listed[..], &epochs[..], request.replace);
+                self.query_snapshot(query, Wanted { spec, code, parts, stored, previous, epochs, replace }).await?
+            }
         };
-        let listed: Vec<(String, String)> = code.iter().map(|(name, text)| (name.clone(), text.clone())).collect();
-        let fingerprint = pipeline::fingerprint(canonical, &listed, &snapshot);
-        let unchanged = stored.as_ref().is_some_and(|v| v.properties.get(property::FINGERPRINT) == Some(&fingerprint));
-        match stored.as_deref().filter(|_| unchanged) {
+        let Taken { snapshot, name, fingerprint, again, held } = taken;
+        let unchanged = stored.is_some_and(|v| v.properties.get(property::FINGERPRINT) == Some(&fingerprint));
+        match stored.filter(|_| unchanged) {
             Some(stored) if !request.replace => join_index(&mut spec, stored)?,
             Some(stored) => check_index(&spec, &stored.schema)?,
-            None => self.check_rows(&spec, &snapshot, &code).await?,
+            None => self.check_rows(&spec, source::source_schema(&spec.source, &snapshot).await?, &code).await?,
         }
-        let snapshot_name = format!("sources/{fingerprint}.json");
-        artifact::put_json(self.root(), Of::Dataset(&spec.name), &snapshot_name, &snapshot).await?;
-        let epochs = epochs_of(&spec, request.epochs)?;
         let task_bytes = task_bytes(&snapshot);
         let parts = parts(&spec, &code, &snapshot);
-        let split_missing = spec.split.is_some() && !unchanged;
-        let run = RunSpec { dataset: spec.name.clone(), fingerprint, pipeline: spec, code, snapshot: snapshot_name, task_bytes, parts };
-        Ok(Prepared {
-            request: RunRequest { spec: run, epochs, resume: request.resume, replace: request.replace },
-            unfitted: split_missing,
-            held,
-        })
+        let unfitted = spec.split.is_some() && !unchanged;
+        let run = RunSpec { dataset: spec.name.clone(), fingerprint, pipeline: spec, code, snapshot: name, task_bytes, parts };
+        let request = RunRequest { spec: run, epochs, resume: request.resume && !again, replace: request.replace };
+        Ok(Prepared { request, unfitted, name: naming, held })
+    }
+
+    /// The snapshot of files that are there, kept under the run's fingerprint.
+    async fn files_snapshot(
+        &self,
+        spec: &PipelineSpec,
+        canonical: &str,
+        code: &[(String, String)],
+        stored: Option<&DatasetVersion>,
+        previous: Option<&SourceSnapshot>,
+        base: &str,
+    ) -> Result<Taken> {
+        // Files that clients wrote themselves lie under the root.
+        let written = spec.source.format.is_staged();
+        let allow = |location: &str| written || self.allow().covers(location);
+        let same_reading = stored.and_then(admin::spec).is_some_and(|old| old.source == spec.source);
+        let snapshot = match previous {
+            // Nothing is opened when nothing changed.
+            Some(previous) if same_reading && source::unchanged(&spec.source, base, previous, &allow).await? => previous.clone(),
+            previous => source::snapshot(&spec.source, base, previous, &allow).await?,
+        };
+        let fingerprint = pipeline::fingerprint(canonical, code, &snapshot);
+        let name = format!("sources/{fingerprint}.json");
+        artifact::put_json(self.root(), Of::Dataset(&spec.name), &name, &snapshot).await?;
+        Ok(Taken { snapshot, name, fingerprint, again: false, held: None })
     }
 
     pub(super) async fn stored_version(&self, name: &DatasetName) -> Result<Option<Arc<DatasetVersion>>> {
@@ -118,8 +146,7 @@ impl Engine {
     }
 
     /// Compiles the steps against the source and checks what will be stored.
-    async fn check_rows(&self, spec: &PipelineSpec, snapshot: &SourceSnapshot, code: &BTreeMap<String, String>) -> Result<()> {
-        let input = source::source_schema(&spec.source, snapshot).await?;
+    async fn check_rows(&self, spec: &PipelineSpec, input: SchemaRef, code: &BTreeMap<String, String>) -> Result<()> {
         let steps = CompiledSteps::compile(&spec.steps, input, code, Some(self.python())).await?;
         steps.check_behind_cut(spec.output.cut)?;
         let stored = steps.output_schema(spec.output.cut);
@@ -206,6 +233,10 @@ fn parts(spec: &PipelineSpec, code: &BTreeMap<String, String>, snapshot: &Source
         .iter()
         .map(|(name, text)| (format!("module {name}"), forebay_core::digest::hex(forebay_core::random::text_key(text))))
         .collect();
+    if let Some(known) = &snapshot.query {
+        query::parts(known, &mut parts);
+        return parts;
+    }
     let mut source = String::new();
     for file in &snapshot.files {
         source.push_str(&format!("{}\n{}\n{}\n", file.path, file.size, file.stamp));

@@ -3,23 +3,20 @@
 //! The stream is staged once, as an Arrow file under the dataset's private folder, and then materialized like any other source: the same
 //! tasks, journal and commit, so that a client that vanishes in the middle leaves nothing behind.
 
-use arrow::ipc::writer::FileWriter;
 use forebay_core::ids::DatasetName;
 use forebay_core::pipeline::{Compression, EpochsSpec, IndexSpec, OnError, OutputSpec, PipelineSpec, Shuffle, SourceFormat, SourceSpec};
 use forebay_core::{Error, Kind, Result};
 use forebay_flight::api::MaterializeRequest;
 use forebay_flight::backend::BatchSource;
 use forebay_storage::types;
-use futures::StreamExt;
-use object_store::buffered::BufWriter;
 use object_store::path::Path;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tokio::io::AsyncWriteExt;
 
 use super::Engine;
 use super::prepare::property;
+use super::stage::stage;
 use crate::dispatcher::RunState;
 
 /// What to do with a dataset that exists.
@@ -75,7 +72,8 @@ impl Engine {
         // Refused columns are an error before any row travels.
         types::to_stored(&source.schema)?;
         let file = format!("{:06}-{}.arrow", before.len(), uuid::Uuid::new_v4().simple());
-        let rows = self.stage(&name, &file, source).await?;
+        let location = Path::from(format!("{}/{file}", Self::put_folder(&name)));
+        let rows = stage(self.root(), location, source, |_| {}).await?;
         let done = async {
             let _turn = self.puts.turn(&name).await;
             // Another writer may have been faster: its rows stay, or this one is refused as it would have been before.
@@ -113,36 +111,6 @@ impl Engine {
 
     fn put_folder(name: &DatasetName) -> String {
         format!("datasets/{name}/_forebay/put")
-    }
-
-    async fn stage(&self, name: &DatasetName, file: &str, mut source: BatchSource) -> Result<u64> {
-        let location = Path::from(format!("{}/{file}", Self::put_folder(name)));
-        let place = self.root().place(&location);
-        let failed = |e: std::io::Error| forebay_storage::root::io_error("stage the written rows", &place, &e);
-        let mut out = BufWriter::new(self.root().store(), location);
-        let written = async {
-            let mut rows = 0;
-            let encode = |e: arrow::error::ArrowError| Error::internal(format!("a written batch could not be staged: {e}"));
-            let mut writer = FileWriter::try_new(Vec::new(), &source.schema).map_err(encode)?;
-            while let Some(batch) = source.batches.next().await {
-                let batch = batch?;
-                rows += batch.num_rows() as u64;
-                writer.write(&batch).map_err(encode)?;
-                // The writer counts its own offsets, so what it wrote can leave memory at once.
-                out.write_all(&std::mem::take(writer.get_mut())).await.map_err(failed)?;
-            }
-            writer.finish().map_err(encode)?;
-            out.write_all(writer.get_ref()).await.map_err(failed)?;
-            out.shutdown().await.map_err(failed)?;
-            Ok(rows)
-        };
-        let written: Result<u64> = written.await;
-        if written.is_err()
-            && let Err(error) = out.abort().await
-        {
-            tracing::debug!(%error, dataset = %name, "a broken put's upload could not be aborted");
-        }
-        written
     }
 
     async fn unstage(&self, name: &DatasetName, file: &str) {
@@ -188,7 +156,7 @@ fn put_spec(name: &DatasetName, files: Vec<String>) -> PipelineSpec {
     PipelineSpec {
         name: name.clone(),
         description: "written by a client".to_owned(),
-        source: SourceSpec { uri: files, format: SourceFormat::Put, options: Default::default() },
+        source: SourceSpec { uri: files, format: SourceFormat::Put, options: Default::default(), sql: None },
         steps: Vec::new(),
         epochs: EpochsSpec { count: 1, seed: 0, shuffle: Shuffle::Window },
         output: OutputSpec {

@@ -37,7 +37,7 @@ impl Engine {
 
     /// Makes the artefacts that tasks need, then hands the run to the dispatcher.
     async fn begin(&self, prepared: Prepared) -> Result<(RunStatus, watch::Receiver<RunStatus>)> {
-        let Prepared { request, unfitted, held } = prepared;
+        let Prepared { request, unfitted, name, held } = prepared;
         let spec = Arc::new(request.spec.clone());
         if unfitted {
             let (root, python, fitted) = (self.root().clone(), self.python().clone(), spec.clone());
@@ -47,8 +47,8 @@ impl Engine {
         }
         let dispatcher = self.dispatcher()?;
         let status = dispatcher.start_run(request).await?;
-        // The run has the name from here on.
-        drop(held);
+        // The run has the name and the staged source from here on.
+        drop((name, held));
         let changes = dispatcher.watch_run(&spec.dataset).await?;
         Ok((status, changes))
     }

@@ -60,7 +60,7 @@ impl LeaderControl {
             }
         }
         self.take_back(worker, &beat).await?;
-        Ok(Answer::Told(Told { unwanted, draining: self.registry.is_draining(worker) }))
+        Ok(Answer::Told(Told { unwanted, draining: self.registry.is_draining(worker), workers: self.registry.addresses() }))
     }
 
     /// Takes back what the journal gives to the worker and the worker does not know of: the answer to its request was lost.

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::backend::LeaderBackend;
 use super::control::LeaderControl;
+use super::peers::Workers;
 use super::registry::Registry;
 use super::{DRAIN, bind};
 use crate::backend::EngineBackend;
@@ -260,11 +261,13 @@ impl Life {
         let engine = base.engine(config, &self.compute, WorkerName("dispatcher".to_owned()), Some(owner.dispatcher.clone()), part)?;
         let engine = Arc::new(engine);
         let key = TicketKey::derive(&owner.secret);
+        // A leader takes no parts itself, so nothing of this is put on its port.
+        engine.catalog().use_peers(Workers::of_leader(registry.clone(), key.clone()))?;
         let backend = LeaderBackend { engine: EngineBackend(engine.clone()), registry: registry.clone() };
         let flight = Flight::new(Arc::new(backend), ServiceConfig::new(key.clone(), config.token.clone()));
         let control = LeaderControl::new(&owner.dispatcher, registry, self.root.url().to_owned(), owner.secret);
         let control = ControlService::new(Arc::new(control), Gate::new(config.token.as_deref(), key));
-        self.door.open(flight, Some(control));
+        self.door.open(flight, Some(control), None);
         *self.now.0.write() = Phase::Leading(engine);
         self.metrics.leading.set(1);
         tracing::info!(address = %self.address, "this dispatcher leads");

@@ -60,6 +60,8 @@ pub(super) struct WorkerLink {
     streams: Mutex<BTreeSet<StreamRef>>,
     specs: Mutex<VecDeque<KnownSpec>>,
     draining: AtomicBool,
+    /// Addresses of all workers, as the leader last said.
+    workers: Mutex<Vec<String>>,
 }
 
 impl WorkerLink {
@@ -74,6 +76,7 @@ impl WorkerLink {
             streams: Mutex::default(),
             specs: Mutex::default(),
             draining: AtomicBool::new(false),
+            workers: Mutex::default(),
         })
     }
 
@@ -122,6 +125,12 @@ impl WorkerLink {
         if told.draining {
             self.draining.store(true, Ordering::Relaxed);
         }
+        *self.workers.lock() = told.workers;
+    }
+
+    /// Addresses of the workers of this root that were there a moment ago.
+    pub(super) fn workers(&self) -> Vec<String> {
+        self.workers.lock().clone()
     }
 
     pub(super) fn is_draining(&self) -> bool {

@@ -15,6 +15,7 @@ mod control;
 mod dispatcher;
 mod lease;
 mod link;
+mod peers;
 mod registry;
 mod session;
 mod worker;

@@ -120,6 +120,13 @@ impl Registry {
         self.inner.lock().workers.remove(worker);
     }
 
+    /// Addresses of the workers that are there and take new work.
+    pub(super) fn addresses(&self) -> Vec<String> {
+        let inner = self.inner.lock();
+        let there = |e: &&Entry| e.seen.elapsed() < self.term && !e.address.draining;
+        inner.workers.values().filter(there).map(|e| e.address.address.clone()).collect()
+    }
+
     /// Addresses for `count` streams, the least busy workers first, of `among` if one of those is there; none while there is no worker.
     fn chosen(&self, count: usize, among: &[WorkerName]) -> Option<Vec<String>> {
         let mut inner = self.inner.lock();

@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use forebay_core::ids::WorkerName;
 use forebay_core::{Error, Kind, Result};
 use forebay_flight::control::Registered;
+use forebay_flight::peer::{Guarded, PeerService};
 use forebay_flight::serve::{Limits, serve_door};
 use forebay_flight::service::{Door, Flight, ServiceConfig};
 use forebay_flight::ticket::TicketKey;
@@ -18,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::backend::WorkerBackend;
 use super::link::WorkerLink;
+use super::peers::Workers;
 use super::session::{Introduction, Session};
 use super::{DRAIN, bind};
 use crate::backend::EngineBackend;
@@ -123,7 +125,14 @@ impl WorkerRole {
         let registered = watch::Sender::new(None);
         let slots = u32::try_from(config.slots).unwrap_or(u32::MAX);
         let me = Introduction { dispatchers: settings.dispatchers.clone(), token: config.token.clone(), address: address.clone(), slots };
-        let life = Life { settings: settings.clone(), link: link.clone(), registered: registered.subscribe(), metrics, door };
+        let life = Life {
+            settings: settings.clone(),
+            link: link.clone(),
+            registered: registered.subscribe(),
+            metrics,
+            door,
+            address: address.clone(),
+        };
         let session = tokio::spawn(Session { link: link.clone(), me, registered }.run(session_stop.clone()));
         let life = tokio::spawn(life.run(worker_stop.clone()));
         let address = format!("grpc://{address}");
@@ -170,6 +179,8 @@ struct Life {
     registered: watch::Receiver<Option<Registered>>,
     metrics: Metrics,
     door: Door,
+    /// Where others reach this worker.
+    address: String,
 }
 
 impl Life {
@@ -194,7 +205,9 @@ impl Life {
         let engine = Arc::new(base.engine(&config, &compute, self.link.worker().clone(), Some(dispatcher.clone()), Part::Working)?);
         let backend = WorkerBackend { engine: EngineBackend(engine.clone()), dispatchers: self.settings.dispatchers.clone() };
         let key = TicketKey::derive(&registered.secret);
-        self.door.open(Flight::new(Arc::new(backend), ServiceConfig::new(key, config.token.clone())), None);
+        let peers = Workers::of_worker(self.link.clone(), &self.address, key.clone())?;
+        let parts = Guarded::new(PeerService::new(engine.catalog().use_peers(peers)?), key.clone());
+        self.door.open(Flight::new(Arc::new(backend), ServiceConfig::new(key, config.token.clone())), None, Some(parts));
         let worker = Worker::new(
             self.link.worker().clone(),
             engine.root().clone(),

@@ -101,7 +101,7 @@ fn pipeline(shape: &Shape) -> PipelineSpec {
     PipelineSpec {
         name: dataset(),
         description: String::new(),
-        source: SourceSpec { uri: vec!["*.csv".to_owned()], format: SourceFormat::Csv, options: BTreeMap::new() },
+        source: SourceSpec { uri: vec!["*.csv".to_owned()], format: SourceFormat::Csv, options: BTreeMap::new(), sql: None },
         steps: shape.behind.iter().map(step).collect(),
         epochs: EpochsSpec { count: shape.epochs, seed: 42, shuffle: Shuffle::Window },
         output: output(),

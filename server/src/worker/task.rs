@@ -17,7 +17,7 @@ use forebay_sql::text::build::{BuildRequest, MEMORY_BUDGET};
 use forebay_storage::artifact::{self, Of};
 use forebay_storage::root::Root;
 use forebay_storage::shard::ShardWriter;
-use forebay_storage::source::{read_task, source_schema};
+use forebay_storage::source::{read_task, source_schema, under_root};
 use forebay_storage::types::to_stored;
 use futures::StreamExt;
 use parking_lot::Mutex;
@@ -86,6 +86,7 @@ impl PreparedRun {
         let missing = |name: &str| Error::corrupt(format!("`{name}` of dataset `{}` is missing", spec.dataset));
         let snapshot: SourceSnapshot = artifact::get_json(root, of, &spec.snapshot).await?.ok_or_else(|| missing(&spec.snapshot))?;
         let pipeline = &spec.pipeline;
+        let snapshot = under_root(snapshot, pipeline.source.format, &root.table_url(&spec.dataset));
         let input = source_schema(&pipeline.source, &snapshot).await?;
         let steps = CompiledSteps::compile(&pipeline.steps, input, &spec.code, Some(python)).await?;
         let stored = steps.output_schema(pipeline.output.cut);

@@ -23,6 +23,10 @@ pub struct QueryLimits {
     pub threads: usize,
     /// Parts that one query is divided into.
     pub partitions: usize,
+    /// Whether queries are divided among workers, where there are any.
+    pub distributed: bool,
+    /// Uncompressed bytes that a query reads at least for that.
+    pub distributed_size: u64,
 }
 
 impl Default for QueryLimits {
@@ -38,6 +42,8 @@ impl Default for QueryLimits {
             operators: 1_000,
             threads,
             partitions: threads,
+            distributed: true,
+            distributed_size: 64 << 20,
         }
     }
 }

@@ -14,10 +14,11 @@ mod prune;
 mod request;
 mod resolve;
 mod run;
-mod scan;
+pub(crate) mod scan;
 mod search;
 mod search_table;
 mod select;
+mod source;
 mod system;
 mod table;
 mod text_match;
@@ -30,7 +31,7 @@ mod weight;
 mod tests;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arrow::datatypes::SchemaRef;
 use arrow::record_batch::RecordBatch;
@@ -46,7 +47,8 @@ use forebay_storage::bundle::BundleCache;
 use forebay_storage::root::Root;
 use futures::stream::BoxStream;
 
-use crate::functions::capped::harden;
+use crate::distributed::{Attempts, Peers, PlanService, divided};
+use crate::functions::capped::{concat_operator, harden};
 use crate::functions::{is_random, pure_functions};
 use crate::guard::{TextLimits, check_text, to_error};
 use crate::session::{self, Room};
@@ -58,6 +60,7 @@ pub use limits::QueryLimits;
 pub use parameters::Prepared;
 pub use request::Request;
 pub use select::select_rows;
+pub use source::SourceQuery;
 pub use views::ViewMeaning;
 
 use resolve::Tables;
@@ -102,6 +105,8 @@ struct Inner {
     session: SessionState,
     runner: Runner,
     indexes: TextIndexes,
+    /// Other processes that take parts of queries; set at most once.
+    plans: OnceLock<PlanService>,
 }
 
 impl fmt::Debug for Catalog {
@@ -126,7 +131,19 @@ impl Catalog {
         let session = session::state(config, runtime, functions());
         let runner = Runner::new(&limits)?;
         let indexes = TextIndexes::new(root.clone(), cache);
-        Ok(Self { inner: Arc::new(Inner { root, system, limits, session, runner, indexes }) })
+        Ok(Self { inner: Arc::new(Inner { root, system, limits, session, runner, indexes, plans: OnceLock::new() }) })
+    }
+
+    /// Divides queries among these workers from now on. What is returned takes parts of their queries, where this process is one of them.
+    ///
+    /// # Errors
+    /// `Unavailable` while queries are shutting down.
+    pub fn use_peers(&self, peers: Arc<dyn Peers>) -> Result<PlanService> {
+        let inner = &self.inner;
+        let functions = session::scalars(functions().into_iter().chain([concat_operator()]).collect());
+        let (runtime, partitions) = (inner.session.runtime_env().clone(), inner.limits.partitions);
+        let service = PlanService::new(inner.root.clone(), peers, runtime, functions, partitions, inner.runner.threads()?);
+        Ok(inner.plans.get_or_init(|| service).clone())
     }
 
     /// Plans a SELECT or EXPLAIN and starts it. It runs a few batches ahead of its reader and then waits.
@@ -136,10 +153,21 @@ impl Catalog {
 
     /// As [`Catalog::query`], with values for its parameters and limits of its own.
     pub async fn ask(&self, request: &Request) -> Result<QueryStream> {
-        let (session, plan) = self.bound(request).await?;
-        let context = session.task_ctx();
-        let (plan, schema) = self.plan(move || physical(&session, &plan)).await?;
-        Ok(self.inner.runner.run(plan, context, schema, request))
+        let (session, logical) = self.bound(request).await?;
+        let Some(service) = self.inner.plans.get().filter(|_| self.inner.limits.distributed).cloned() else {
+            let context = session.task_ctx();
+            let (plan, schema) = self.plan(move || physical(&session, &logical)).await?;
+            return Ok(self.inner.runner.run(plan, context, schema, None, request));
+        };
+        let least = self.inner.limits.distributed_size;
+        let (first, attempts) = self
+            .plan(move || {
+                let first = divided(session.clone(), &logical, service.workers(), least, &service)?;
+                let attempts = Attempts::new(service, session, logical, least, &first);
+                Ok((first, attempts))
+            })
+            .await?;
+        Ok(self.inner.runner.run(first.plan, first.session.task_ctx(), first.schema, attempts, request))
     }
 
     /// The columns that [`Catalog::query`] would answer with, without running anything.
@@ -215,7 +243,7 @@ impl Catalog {
     async fn logical(&self, request: &Request) -> Result<(SessionState, LogicalPlan)> {
         let named = self.names(request).await?;
         let schema = request.schema.as_deref();
-        let opened = Opened::of(self, &named, schema).await?;
+        let opened = Opened::of(self, &named, schema, &request.pins).await?;
         let tables = Tables::resolve(self, &named.names, &named.searches, schema, &opened).await?;
         let session = tables.into_session(self.session(request)?)?;
         self.plan(move || {
@@ -283,7 +311,7 @@ fn check_statement(statement: &DfStatement) -> Result<()> {
     }
 }
 
-fn physical(session: &SessionState, plan: &LogicalPlan) -> Result<(Arc<dyn ExecutionPlan>, SchemaRef)> {
+pub(crate) fn physical(session: &SessionState, plan: &LogicalPlan) -> Result<(Arc<dyn ExecutionPlan>, SchemaRef)> {
     let optimized = session.optimize(plan).map_err(to_error)?;
     constants::check_constants(&optimized)?;
     let physical = futures::executor::block_on(session.query_planner().create_physical_plan(&optimized, session)).map_err(to_error)?;

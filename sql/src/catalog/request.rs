@@ -1,8 +1,13 @@
 //! A query and what it is asked with.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use arrow::record_batch::RecordBatch;
+use forebay_core::ids::VersionId;
+
+/// Versions of datasets, by the names under which a query has them.
+pub(super) type Pins = BTreeMap<String, VersionId>;
 
 /// One query. Its own limits only tighten those of the catalog.
 #[derive(Debug, Clone, Default)]
@@ -16,6 +21,10 @@ pub struct Request {
     pub deadline: Option<Duration>,
     /// Rows of the answer.
     pub rows: Option<u64>,
+    /// At which versions its datasets are read; the others at their newest.
+    pub(super) pins: Pins,
+    /// Not held to the catalog's limit on rows.
+    pub(super) unlimited: bool,
 }
 
 impl Request {

@@ -18,6 +18,7 @@ use forebay_storage::root::Root;
 use forebay_storage::views as stored;
 
 use super::information::{CATALOG, INFORMATION_SCHEMA, Information, SCHEMAS};
+use super::request::Pins;
 use super::search::SearchCall;
 use super::search_table::SearchTable;
 use super::system::SystemTable;
@@ -125,10 +126,18 @@ pub(super) async fn open_at(root: &Root, name: &DatasetName, version: Option<Ver
     open_version(root, name, version).await
 }
 
-/// A dataset by `name` or `name@v3`; `None` when there is no dataset `name`.
-pub(super) async fn find(root: &Root, text: &str) -> Result<Option<Arc<DatasetVersion>>> {
+/// `name` or `name@v3`.
+pub(super) async fn open(root: &Root, text: &str, pins: &Pins) -> Result<Arc<DatasetVersion>> {
+    match find(root, text, pins).await? {
+        Some(version) => Ok(version),
+        None => Err(unknown(root, text.split_once('@').map_or(text, |(name, _)| name)).await),
+    }
+}
+
+/// A dataset by `name` or `name@v3`; `None` when there is no dataset `name`. A name without a version has the one that is pinned.
+pub(super) async fn find(root: &Root, text: &str, pins: &Pins) -> Result<Option<Arc<DatasetVersion>>> {
     let (name, version) = match text.split_once('@') {
-        None => (text, None),
+        None => (text, pins.get(text).copied()),
         Some((name, version)) => (name, Some(version_number(text, version)?)),
     };
     // Not a name that a dataset could have, so there is none; the nearest helps more than the grammar.

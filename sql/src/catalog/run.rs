@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use arrow::datatypes::SchemaRef;
 use arrow::record_batch::RecordBatch;
+use datafusion::error::DataFusionError;
 use datafusion::execution::TaskContext;
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use forebay_core::{Error, Kind, Result};
 use futures::{StreamExt, stream};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -21,6 +22,7 @@ use super::QueryStream;
 use super::limits::QueryLimits;
 use super::output::plain;
 use super::request::Request;
+use crate::distributed::{Attempts, Verdict};
 use crate::functions::capped::{begin_planning, end_planning};
 use crate::guard::{on_big_stack, to_error};
 
@@ -80,6 +82,11 @@ impl Runner {
         })
     }
 
+    /// The threads that queries run on.
+    pub(super) fn threads(&self) -> Result<Handle> {
+        self.runtime.as_ref().map(|runtime| runtime.handle().clone()).ok_or_else(shutting_down)
+    }
+
     /// Plans on a thread of its own. Plans that don't end hold up only as many others as may run at the same time.
     pub(super) async fn plan<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
         let planning = self.planning.clone();
@@ -130,12 +137,19 @@ impl Runner {
     }
 
     /// Runs a plan within the limits of the catalog, or those of the request where they are tighter.
-    pub(super) fn run(&self, plan: Arc<dyn ExecutionPlan>, context: Arc<TaskContext>, schema: SchemaRef, request: &Request) -> QueryStream {
+    pub(super) fn run(
+        &self,
+        plan: Arc<dyn ExecutionPlan>,
+        context: Arc<TaskContext>,
+        schema: SchemaRef,
+        attempts: Option<Attempts>,
+        request: &Request,
+    ) -> QueryStream {
         let (send, receive) = mpsc::channel(AHEAD);
-        let rows = [self.rows, request.rows].into_iter().flatten().min();
+        let rows = [self.rows.filter(|_| !request.unlimited), request.rows].into_iter().flatten().min();
         let deadline = [self.deadline, request.deadline].into_iter().flatten().min();
         let columns = schema.clone();
-        let work = self.spawn_within(deadline, async move { pump(plan, context, columns, rows, send).await });
+        let work = self.spawn_within(deadline, async move { pump(plan, context, columns, rows, attempts, send).await });
         let stream = match work {
             Err(error) => stream::once(async move { Err(error) }).boxed(),
             Ok(work) => {
@@ -153,6 +167,7 @@ fn shutting_down() -> Error {
 
 fn overdue(deadline: Duration) -> Error {
     Error::new(Kind::ResourceExhausted, format!("the query was stopped after its deadline of {} s", deadline.as_secs_f64()))
+        .with_remedy("ask for less, or raise query.timeout")
 }
 
 /// What a reader holds of a running query.
@@ -179,20 +194,50 @@ async fn next(state: Option<Rows>) -> Option<(Result<RecordBatch>, Option<Rows>)
     rows.work.finish().await.err().map(|error| (Err(error), None))
 }
 
-/// Moves batches from the plan to the reader until either ends. A reader that is gone ends it too.
+/// Moves batches from the plan to the reader until either ends. A reader that is gone ends it too. A plan that lost a worker before its first
+/// batch begins anew.
 async fn pump(
-    plan: Arc<dyn ExecutionPlan>,
-    context: Arc<TaskContext>,
+    mut plan: Arc<dyn ExecutionPlan>,
+    mut context: Arc<TaskContext>,
     schema: SchemaRef,
     limit: Option<u64>,
+    mut attempts: Option<Attempts>,
     send: mpsc::Sender<RecordBatch>,
 ) -> Result<()> {
-    let mut batches = execute_stream(plan, context).map_err(to_error)?;
     let mut rows = 0;
+    loop {
+        let error = match forward(plan, context, &schema, limit, &mut rows, &send).await? {
+            None => return Ok(()),
+            Some(error) => error,
+        };
+        let Some(attempts) = attempts.as_mut().filter(|a| a.is_divided()) else { return Err(to_error(error)) };
+        match attempts.after(error, rows > 0).await {
+            Verdict::Again(next, with) => (plan, context) = (next, with),
+            Verdict::Failed(error) => return Err(error),
+        }
+    }
+}
+
+/// Runs one plan; gives the error that it ended with, if it did.
+async fn forward(
+    plan: Arc<dyn ExecutionPlan>,
+    context: Arc<TaskContext>,
+    schema: &SchemaRef,
+    limit: Option<u64>,
+    rows: &mut u64,
+    send: &mpsc::Sender<RecordBatch>,
+) -> Result<Option<DataFusionError>> {
+    let mut batches = match execute_stream(plan, context) {
+        Ok(batches) => batches,
+        Err(error) => return Ok(Some(error)),
+    };
     while let Some(batch) = batches.next().await {
-        let batch = plain(&batch.map_err(to_error)?, &schema)?;
-        rows += batch.num_rows() as u64;
-        if let Some(limit) = limit.filter(|limit| rows > *limit) {
+        let batch = match batch {
+            Ok(batch) => plain(&batch, schema)?,
+            Err(error) => return Ok(Some(error)),
+        };
+        *rows += batch.num_rows() as u64;
+        if let Some(limit) = limit.filter(|limit| *rows > *limit) {
             return Err(Error::new(Kind::ResourceExhausted, format!("the answer has more than {limit} rows"))
                 .with_remedy("add a LIMIT, or aggregate"));
         }
@@ -200,7 +245,7 @@ async fn pump(
             break;
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 /// Work on the query threads, aborted when dropped.

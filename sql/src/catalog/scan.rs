@@ -17,11 +17,14 @@ use datafusion::physical_plan::metrics::{BaselineMetrics, Count, ExecutionPlanMe
 use datafusion::physical_plan::statistics::StatisticsArgs;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PhysicalExpr, PlanProperties};
-use forebay_core::ids::EpochId;
-use forebay_storage::delta::DatasetVersion;
+use forebay_core::ids::{DatasetName, EpochId, VersionId};
+use forebay_core::{Error, Result};
+use forebay_storage::delta::{DatasetVersion, open_version};
 use forebay_storage::root::Root;
 use forebay_storage::shard::{footer, read_row_group, read_selected};
 use futures::{StreamExt, TryStreamExt, stream};
+use serde::{Deserialize, Serialize};
+use tokio::sync::OnceCell;
 
 use super::table::EPOCH;
 use super::text_rows::TextRows;
@@ -31,8 +34,8 @@ use crate::guard::from_error;
 const AHEAD: usize = 2;
 
 /// One row group of the version.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Group {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Group {
     /// Index into the version's shards.
     pub shard: usize,
     pub row_group: usize,
@@ -42,11 +45,49 @@ pub(super) struct Group {
     pub bytes: u64,
 }
 
+/// A dataset at one version, which is there already or is opened when it is first read.
+#[derive(Debug, Clone)]
+pub(crate) struct Pinned {
+    pub(crate) name: DatasetName,
+    pub(crate) version: VersionId,
+    /// The table's own id: a dataset that was dropped and made anew counts its versions from 0 again.
+    pub(crate) table: String,
+    open: Arc<OnceCell<Arc<DatasetVersion>>>,
+}
+
+impl Pinned {
+    pub(crate) fn new(name: DatasetName, version: VersionId, table: String) -> Self {
+        Self { name, version, table, open: Arc::default() }
+    }
+
+    fn of(version: Arc<DatasetVersion>) -> Self {
+        let (name, number, table) = (version.name.clone(), version.version, version.table_id().to_owned());
+        Self { name, version: number, table, open: Arc::new(OnceCell::new_with(Some(version))) }
+    }
+
+    /// The version, where it was opened.
+    pub(crate) fn known(&self) -> Option<&Arc<DatasetVersion>> {
+        self.open.get()
+    }
+
+    async fn get(&self, root: &Root) -> Result<Arc<DatasetVersion>> {
+        let open = || async {
+            let found = open_version(root, &self.name, Some(self.version)).await?;
+            if found.table_id() != self.table {
+                let gone = format!("dataset `{}` was dropped and made anew while it was read", self.name);
+                return Err(Error::failed_precondition(gone).with_remedy("ask again"));
+            }
+            Ok(found)
+        };
+        self.open.get_or_try_init(open).await.cloned()
+    }
+}
+
 /// What one partition needs to read its row groups.
 #[derive(Clone)]
 struct Reader {
     root: Root,
-    version: Arc<DatasetVersion>,
+    pinned: Pinned,
     /// The stored columns to read, in the order of the output.
     columns: Arc<[String]>,
     schema: SchemaRef,
@@ -54,7 +95,7 @@ struct Reader {
     text: Option<Arc<TextRows>>,
 }
 
-pub(super) struct RowGroupScan {
+pub(crate) struct RowGroupScan {
     reader: Reader,
     partitions: Vec<Vec<Group>>,
     /// Row groups of the whole version, for display.
@@ -66,7 +107,7 @@ pub(super) struct RowGroupScan {
 impl fmt::Debug for RowGroupScan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RowGroupScan")
-            .field("version", &self.reader.version.name)
+            .field("version", &self.reader.pinned.name)
             .field("columns", &self.reader.columns)
             .finish_non_exhaustive()
     }
@@ -81,8 +122,12 @@ impl RowGroupScan {
         all: usize,
         partitions: usize,
     ) -> Self {
+        Self::pinned(root, Pinned::of(version), schema, divide(groups, partitions.max(1)), all)
+    }
+
+    /// A scan whose row groups are divided already.
+    pub(crate) fn pinned(root: Root, pinned: Pinned, schema: SchemaRef, partitions: Vec<Vec<Group>>, all: usize) -> Self {
         let columns = schema.fields().iter().map(|f| f.name().clone()).filter(|n| n != EPOCH).collect();
-        let partitions = divide(groups, partitions.max(1));
         let properties = PlanProperties::new(
             EquivalenceProperties::new(schema.clone()),
             Partitioning::UnknownPartitioning(partitions.len()),
@@ -90,7 +135,7 @@ impl RowGroupScan {
             Boundedness::Bounded,
         )
         .with_scheduling_type(SchedulingType::NonCooperative);
-        let reader = Reader { root, version, columns, schema, text: None };
+        let reader = Reader { root, pinned, columns, schema, text: None };
         Self { reader, partitions, all, properties: Arc::new(properties), metrics: ExecutionPlanMetricsSet::new() }
     }
 
@@ -105,8 +150,34 @@ impl RowGroupScan {
         self.chosen().fold((0, 0), |(rows, bytes), group| (rows + group.rows, bytes + group.bytes))
     }
 
-    fn chosen(&self) -> impl Iterator<Item = &Group> {
+    pub(crate) fn chosen(&self) -> impl Iterator<Item = &Group> {
         self.partitions.iter().flatten()
+    }
+
+    /// The same scan of some row groups, in exactly so many partitions.
+    pub(crate) fn of_groups(&self, groups: Vec<Group>, partitions: usize) -> Self {
+        let mut runs = divide(groups, partitions.max(1));
+        runs.resize(partitions.max(1), Vec::new());
+        let Reader { root, pinned, schema, .. } = self.reader.clone();
+        Self::pinned(root, pinned, schema, runs, self.all)
+    }
+
+    /// Uncompressed stored bytes of the row groups, all columns.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.chosen().map(|g| g.bytes).sum()
+    }
+
+    pub(crate) fn dataset(&self) -> &Pinned {
+        &self.reader.pinned
+    }
+
+    pub(crate) fn parts(&self) -> (&[Vec<Group>], usize) {
+        (&self.partitions, self.all)
+    }
+
+    /// Whether an index chooses its rows.
+    pub(crate) fn has_text(&self) -> bool {
+        self.reader.text.is_some()
     }
 }
 
@@ -139,7 +210,8 @@ impl Reader {
         if self.columns.is_empty() {
             return Ok(vec![self.assemble(None, rows, group.epoch)?]);
         }
-        let read = read_row_group(&self.root, &self.version, group.shard, group.row_group, Some(&self.columns), None);
+        let version = self.pinned.get(&self.root).await.map_err(from_error)?;
+        let read = read_row_group(&self.root, &version, group.shard, group.row_group, Some(&self.columns), None);
         let batches = read.await.map_err(from_error)?;
         counted.add(self.stored_bytes(group).await?);
         batches.iter().map(|batch| self.assemble(Some(batch), batch.num_rows(), group.epoch)).collect()
@@ -155,7 +227,8 @@ impl Reader {
         if self.columns.is_empty() {
             return Ok(vec![self.assemble(None, count, group.epoch)?]);
         }
-        let read = read_selected(&self.root, &self.version, group.shard, group.row_group, Some(&self.columns), rows);
+        let version = self.pinned.get(&self.root).await.map_err(from_error)?;
+        let read = read_selected(&self.root, &version, group.shard, group.row_group, Some(&self.columns), rows);
         let batches = read.await.map_err(from_error)?;
         counted.add(self.stored_bytes(group).await?);
         batches.iter().map(|batch| self.assemble(Some(batch), batch.num_rows(), group.epoch)).collect()
@@ -163,9 +236,10 @@ impl Reader {
 
     /// Bytes of the file that hold the columns of a row group that was read.
     async fn stored_bytes(&self, group: Group) -> DfResult<usize> {
-        let Some(shard) = self.version.shards.get(group.shard) else { return Ok(0) };
+        let version = self.pinned.get(&self.root).await.map_err(from_error)?;
+        let Some(shard) = version.shards.get(group.shard) else { return Ok(0) };
         // Cached since it was read.
-        let footer = footer(&self.root, &self.version.name, shard).await.map_err(from_error)?;
+        let footer = footer(&self.root, &version.name, shard).await.map_err(from_error)?;
         let chunks = footer.row_groups().get(group.row_group).map_or(&[][..], |g| g.columns());
         let read = chunks.iter().filter(|c| c.column_path().parts().first().is_some_and(|name| self.columns.contains(name)));
         Ok(read.map(|c| usize::try_from(c.compressed_size()).unwrap_or(0)).sum())
@@ -188,7 +262,7 @@ impl Reader {
 
 impl DisplayAs for RowGroupScan {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter) -> fmt::Result {
-        let version = &self.reader.version;
+        let version = &self.reader.pinned;
         let columns: Vec<&str> = self.reader.schema.fields().iter().map(|f| f.name().as_str()).collect();
         let mut epochs: Vec<u32> = self.chosen().map(|g| g.epoch.0).collect();
         epochs.dedup();

@@ -21,6 +21,7 @@ use forebay_storage::delta::DatasetVersion;
 use forebay_storage::views;
 use futures::future::BoxFuture;
 
+use super::request::Pins;
 use super::resolve::{self, Tables};
 use super::scan::RowGroupScan;
 use super::view_shape::{Shape, shape_of};
@@ -38,6 +39,8 @@ const NODES: usize = 2_000;
 pub(super) struct Opened {
     datasets: BTreeMap<String, Arc<DatasetVersion>>,
     views: BTreeMap<String, Arc<dyn TableProvider>>,
+    /// Versions of names that say none.
+    pins: Pins,
     operators: usize,
     bytes: usize,
 }
@@ -51,8 +54,8 @@ struct Reading {
 
 impl Opened {
     /// Opens what a query names in the schema of datasets and views. Names that nothing has are left out.
-    pub(super) async fn of(catalog: &Catalog, query: &Named, schema: Option<&str>) -> Result<Self> {
-        let mut opened = Self { operators: query.operators, bytes: query.bytes, ..Self::default() };
+    pub(super) async fn of(catalog: &Catalog, query: &Named, schema: Option<&str>, pins: &Pins) -> Result<Self> {
+        let mut opened = Self { operators: query.operators, bytes: query.bytes, pins: pins.clone(), ..Self::default() };
         // Views of views are opened one after the other, not one within the other: their depth takes no stack.
         let mut open = vec![Reading { view: None, names: public_names(query, schema) }];
         while let Some(reading) = open.last_mut() {
@@ -75,7 +78,7 @@ impl Opened {
     pub(super) async fn table(catalog: &Catalog, schema: &str, table: &str) -> Result<Self> {
         let quoted = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
         let named = catalog.names(&Request::new(format!("SELECT 1 FROM {}.{}", quoted(schema), quoted(table)))).await?;
-        Self::of(catalog, &named, None).await
+        Self::of(catalog, &named, None, &Pins::default()).await
     }
 
     pub(super) fn dataset(&self, name: &str) -> Option<&Arc<DatasetVersion>> {
@@ -95,7 +98,7 @@ impl Opened {
         if self.datasets.contains_key(name) || self.views.contains_key(name) {
             return Ok(None);
         }
-        if let Some(version) = resolve::find(&catalog.inner.root, name).await? {
+        if let Some(version) = resolve::find(&catalog.inner.root, name, &self.pins).await? {
             self.datasets.insert(name.to_owned(), version);
             return Ok(None);
         }
@@ -223,7 +226,7 @@ impl Catalog {
     /// `BadInput` for text that is no SELECT, does not plan, or answers two columns of one name; `NotFound` for a table that isn't there.
     pub async fn view_meaning(&self, sql: &str) -> Result<ViewMeaning> {
         let named = self.names(&Request::new(sql)).await?;
-        let opened = Opened::of(self, &named, None).await?;
+        let opened = Opened::of(self, &named, None, &Pins::default()).await?;
         let Body { statement, tables, plan } = plan_body(self, sql, named, &opened).await?;
         let session = self.inner.session.clone();
         let work = move || {
@@ -248,7 +251,7 @@ impl Catalog {
     fn chosen(&self, shape: Shape) -> BoxFuture<'_, Result<std::result::Result<ViewSelection, String>>> {
         Box::pin(async move {
             let Shape { table, columns, filter } = shape;
-            let selection = match resolve::find(&self.inner.root, &table).await? {
+            let selection = match resolve::find(&self.inner.root, &table, &Pins::default()).await? {
                 Some(version) => {
                     let pinned = table.contains('@').then_some(version.version);
                     ViewSelection { dataset: version.name.clone(), version: pinned, columns, filter }
@@ -272,7 +275,7 @@ impl Catalog {
         })
     }
 
-    async fn view_of(&self, table: &str) -> Result<Option<View>> {
+    pub(super) async fn view_of(&self, table: &str) -> Result<Option<View>> {
         match ViewName::parse(table) {
             Ok(name) => views::open(&self.inner.root, &name).await,
             Err(_) => Ok(None),

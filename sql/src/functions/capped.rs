@@ -134,7 +134,7 @@ fn cap(function: Arc<ScalarUDF>) -> Arc<ScalarUDF> {
 
 /// The same plan, with a limit on every call that can grow, also on those that came from operators and literals.
 pub(crate) fn harden(plan: LogicalPlan) -> Result<LogicalPlan> {
-    let concat = Arc::new(ScalarUDF::from(Capped { inner: Arc::new(ScalarUDF::from(Concat::default())), growth: Growth::Sum(1) }));
+    let concat = concat_operator();
     // Whether a node that was visited changed: those above it follow, and take over its columns.
     let changed_below = Cell::new(false);
     let limited = plan.transform_up_with_subqueries(|plan| {
@@ -161,6 +161,11 @@ pub(crate) fn harden(plan: LogicalPlan) -> Result<LogicalPlan> {
         if changed_below.get() { mapped.map_data(LogicalPlan::recompute_schema) } else { Ok(mapped) }
     });
     limited.map(|plan| plan.data)
+}
+
+/// The operator `||` with its limit, for plans that come from elsewhere: there it is called by its name.
+pub(crate) fn concat_operator() -> Arc<ScalarUDF> {
+    Arc::new(ScalarUDF::from(Capped { inner: Arc::new(ScalarUDF::from(Concat::default())), growth: Growth::Sum(1) }))
 }
 
 /// The operator `||` as a function: null where either side is.

@@ -39,7 +39,7 @@ async fn json_round_trips_and_other_bytes_are_corrupt() {
     let (_dir, root) = local().await;
     let name = JobName("run1".into());
     let of = Of::Job(&name);
-    let snapshot = SourceSnapshot { base: "/x".into(), files: vec![], tasks: vec![], columns: vec![], next_id: 3 };
+    let snapshot = SourceSnapshot { base: "/x".into(), files: vec![], tasks: vec![], columns: vec![], next_id: 3, query: None };
     put_json(&root, of, "s.json", &snapshot).await.unwrap();
     assert_eq!(get_json(&root, of, "s.json").await.unwrap(), Some(snapshot));
     put_bytes(&root, of, "t.json", "{".into()).await.unwrap();

@@ -8,6 +8,9 @@ use object_store::path::Path;
 /// Where text index bundles lie in a dataset's table. Other programs' vacuum leaves folders with `_` alone.
 pub const BUNDLES: &str = "_forebay/index/";
 
+/// Where the answers of queries that are sources lie in a dataset's table.
+pub const QUERIES: &str = "_forebay/sql/";
+
 pub(super) fn table(name: &DatasetName) -> Path {
     Path::from_iter(["datasets", name.as_str()])
 }

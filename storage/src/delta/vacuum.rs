@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::log::{LogFiles, Replayed, replay};
-use super::paths::{self, BUNDLES};
+use super::paths::{self, BUNDLES, QUERIES};
 use crate::root::{Root, io_error};
 use crate::shard::blocking;
 
@@ -72,8 +72,9 @@ pub(super) async fn delete_log(root: &Root, name: &DatasetName) -> Result<Swept>
 }
 
 /// Removes files that the newest version doesn't name, that are older than `older_than` and that left the table (or appeared) that long
-/// ago. `keep` names files that are staged and not yet published, and those of versions that jobs have pinned, relative to the table. The
-/// log and private folders stay, but for index bundles, which go by the same rule as shards.
+/// ago. `keep` names files that are staged and not yet published, those of versions that jobs have pinned, and the answers of queries that are
+/// the source of what is stored or made, relative to the table. The log and private folders stay, but for index bundles and such answers,
+/// which go by the same rule as shards.
 ///
 /// # Errors
 /// `NotFound` for a dataset that doesn't exist, failures of the store.
@@ -100,7 +101,10 @@ pub async fn vacuum(root: &Root, name: &DatasetName, older_than: Duration, dry_r
         .iter()
         .filter(|o| {
             let relative = relative(name, &o.location);
-            let swept = if relative.starts_with(BUNDLES) { !bundles.keeps(&relative) } else { !relative.starts_with('_') };
+            let swept = match &relative {
+                bundle if bundle.starts_with(BUNDLES) => !bundles.keeps(bundle),
+                other => other.starts_with(QUERIES) || !other.starts_with('_'),
+            };
             swept && !kept.contains(&relative) && o.last_modified.timestamp_millis() <= limit
         })
         .cloned()

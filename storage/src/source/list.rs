@@ -63,7 +63,7 @@ fn endings(format: SourceFormat) -> &'static [&'static str] {
         SourceFormat::Json => &[".json", ".jsonl", ".ndjson"],
         SourceFormat::Parquet => &[".parquet", ".pq"],
         SourceFormat::Arrow => &[".arrow", ".arrows", ".feather", ".ipc"],
-        SourceFormat::Put => &[".parquet", ".arrow", ".arrows"],
+        SourceFormat::Put | SourceFormat::Sql => &[".parquet", ".arrow", ".arrows"],
         SourceFormat::Files => &[],
     }
 }

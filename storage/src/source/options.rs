@@ -58,7 +58,7 @@ impl Options {
             }
             SourceFormat::Json => &["types", "columns", "infer_rows", "task_size"],
             SourceFormat::Parquet | SourceFormat::Arrow | SourceFormat::Put => &["columns", "task_size"],
-            SourceFormat::Files => &["task_size"],
+            SourceFormat::Files | SourceFormat::Sql => &["task_size"],
         };
         let mut options = Options {
             csv: CsvOptions::default(),

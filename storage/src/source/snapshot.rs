@@ -58,7 +58,7 @@ pub(super) async fn take(
     let next_id = assign(&mut all, &shapes, previous)?;
     let tasks = tasks(&all, &shapes, options.task_size.unwrap_or(DEFAULT_TASK_SIZE), limits.task_files)?;
     let columns = infer(work, all.clone()).await?;
-    Ok(SourceSnapshot { base, files: all, tasks, columns, next_id })
+    Ok(SourceSnapshot { base, files: all, tasks, columns, next_id, query: None })
 }
 
 /// Whether the source still has exactly the files of `previous`: names, sizes and stamps, without opening any.
@@ -135,7 +135,9 @@ async fn shape(work: Arc<Work>, file: SourceFile) -> Result<Shape> {
             }
             blocking(move || Ok(Shape { id_range, pieces: cut(&work, &file)?, schema: None })).await
         }
-        SourceFormat::Parquet | SourceFormat::Arrow | SourceFormat::Put => blocking(move || columnar(&work, &file)).await,
+        SourceFormat::Parquet | SourceFormat::Arrow | SourceFormat::Put | SourceFormat::Sql => {
+            blocking(move || columnar(&work, &file)).await
+        }
     }
 }
 

@@ -109,7 +109,7 @@ fn run(
         let file = snapshot.files.get(*index as usize).ok_or_else(|| Error::internal(format!("task {} names file {index}", task.task)))?;
         let blob = Blob::open(stores, &snapshot.base, file)?;
         match spec.format {
-            SourceFormat::Parquet | SourceFormat::Arrow | SourceFormat::Put => {
+            SourceFormat::Parquet | SourceFormat::Arrow | SourceFormat::Put | SourceFormat::Sql => {
                 if super::is_parquet(&blob)? {
                     columnar.read(&blob, file, piece, emit)?;
                 } else {

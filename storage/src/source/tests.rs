@@ -34,7 +34,7 @@ pub(super) fn memory_store(name: &str) -> Arc<dyn ObjectStore> {
 }
 
 fn spec(format: SourceFormat, uri: &[&str]) -> SourceSpec {
-    SourceSpec { uri: uri.iter().map(|u| (*u).to_owned()).collect(), format, options: BTreeMap::new() }
+    SourceSpec { uri: uri.iter().map(|u| (*u).to_owned()).collect(), format, options: BTreeMap::new(), sql: None }
 }
 
 fn with(mut spec: SourceSpec, key: &str, value: Value) -> SourceSpec {

@@ -201,7 +201,7 @@ fn a_checkpoint_of_an_epoch_that_was_being_written_is_restored_after_later_runs(
     // Another run of the dataset begins: what the journal knew of the first one's tasks is gone.
     let more = Box::new(request(run_spec("digits", "f", 2), 1..2));
     world.send(Event::StartRun { request: more, stored: stored("f", 0, 1), certain: true }).unwrap();
-    let restore = Event::Restore { settings: Box::new(s), consumer: Box::new(consumer_settings("a")), token, attempt: None };
+    let restore = Event::Restore { settings: Box::new(s), consumer: Box::new(consumer_settings("a")), token, attempt: None, stored: None };
     let mut b = None;
     for _ in 0..4 {
         match world.send(restore.clone()).unwrap() {

@@ -31,7 +31,7 @@ pub(super) fn pipeline(name: &str, query: &str, on_error: OnError) -> PipelineSp
     PipelineSpec {
         name: dataset(name),
         description: String::new(),
-        source: SourceSpec { uri: vec!["data/*.csv".into()], format: SourceFormat::Csv, options: BTreeMap::new() },
+        source: SourceSpec { uri: vec!["data/*.csv".into()], format: SourceFormat::Csv, options: BTreeMap::new(), sql: None },
         steps: vec![StepSpec { name: "pick".into(), kind: StepKind::Sql { query: query.into() } }],
         epochs: EpochsSpec { count: 3, seed: 42, shuffle: Shuffle::Window },
         output: OutputSpec { cut: 1, shard_size: 1 << 27, row_group_size: 8 << 20, compression: Compression::Zstd(1), on_error },

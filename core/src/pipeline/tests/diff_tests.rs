@@ -97,3 +97,36 @@ fn the_fingerprint_depends_on_all_its_parts_and_on_nothing_else() {
     reordered.reverse();
     assert_eq!(fingerprint("{}", &reordered, &files), base);
 }
+
+const QUERY: &str = "name = \"pairs\"\n[source]\nsql = \"SELECT a FROM x\"\noptions = { task_size = \"1MiB\" }\n";
+
+/// Journaled and stored with datasets: what is written today must mean the same for ever.
+#[test]
+fn a_source_that_is_a_query_is_written_as_it_always_was() {
+    let spec = good(QUERY, &[]);
+    assert_eq!(
+        spec.canonical,
+        r#"{"epochs":{"seed":0,"shuffle":"window"},"output":{"compression":"zstd(1)","cut":"source","on_error":"fail","row_group_size":8388608,"shard_size":134217728},"source":{"options":{"task_size":1048576},"sql":"SELECT a FROM x"},"steps":[]}"#
+    );
+    let written = r#"{"uri":[],"format":"sql","options":{"task_size":1048576},"sql":"SELECT a FROM x"}"#;
+    assert_eq!(serde_json::to_string(&spec.spec.source).unwrap(), written);
+    assert_eq!(serde_json::from_str::<SourceSpec>(written).unwrap(), spec.spec.source);
+}
+
+/// A snapshot of `x` at a version, staged in a file.
+fn staged(version: u64, table: &str, file: &str) -> SourceSnapshot {
+    let mut snapshot = snapshot(&[(file, 10, file)]);
+    let query = format!(r#"{{"inputs":[{{"dataset":"x","version":{version},"table":"{table}"}}],"rows":2,"digest":"00000000000000ff"}}"#);
+    snapshot.query = Some(serde_json::from_str(&query).unwrap());
+    snapshot
+}
+
+#[test]
+fn the_fingerprint_of_a_query_is_its_text_and_what_it_reads() {
+    let base = fingerprint("{}", &[], &staged(3, "t", "one"));
+    assert_eq!(base, "31906720ab2ab870ac78ba51f094bc0c49feeb278bdf1f76e48949572ef56caf");
+    assert_eq!(fingerprint("{}", &[], &staged(3, "t", "two")), base, "where the answer is staged doesn't matter");
+    assert_ne!(fingerprint("{}", &[], &staged(4, "t", "one")), base);
+    assert_ne!(fingerprint("{}", &[], &staged(3, "u", "one")), base);
+    assert_ne!(fingerprint("{ }", &[], &staged(3, "t", "one")), base);
+}

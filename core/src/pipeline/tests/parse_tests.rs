@@ -189,6 +189,17 @@ fn single_problems() {
         ("name = \"d\"\nsource = 1".to_owned(), "p.toml: source: expected a table, found 1"),
         ("name = \"d\"\n[source]\nformat = \"csv\"".to_owned(), "p.toml: source.uri: missing"),
         ("name = \"d\"\n[source]\nuri = []\nformat = \"csv\"".to_owned(), "p.toml: source.uri: an empty list"),
+        ("name = \"d\"\n[source]\nsql = \" \"".to_owned(), "p.toml: source.sql: empty; write a SELECT over datasets"),
+        ("name = \"d\"\n[source]\nsql = [1]".to_owned(), "p.toml: source.sql: expected text in quotes, found a list of 1"),
+        ("name = \"d\"\n[source]\nsqll = \"x\"\nuri = \"a.csv\"".to_owned(), "p.toml: source.sqll: unknown key; did you mean `sql`?"),
+        (
+            "name = \"d\"\n[source]\nsql = \"SELECT 1\"\nuri = \"a.csv\"".to_owned(),
+            "p.toml: source.uri: the source has `sql` as well; give `uri` and `format`, or `sql`",
+        ),
+        (
+            "name = \"d\"\n[source]\nsql = \"SELECT 1\"\noptions = { has_header = true }".to_owned(),
+            "p.toml: source.options.has_header: unknown key",
+        ),
         (
             "name = \"d\"\n[source]\nuri = [\"a.csv\", \"b.json\"]".to_owned(),
             "p.toml: source.format: missing, and the names in `uri` don't tell it",
@@ -239,7 +250,6 @@ fn broken_toml_names_line_and_column() {
 #[test]
 fn what_this_version_lacks_is_refused_by_name() {
     let cases = [
-        ("name = \"d\"\n[source]\nsql = \"SELECT 1\"".to_owned(), "p.toml: source.sql: a source of SQL over datasets is not supported"),
         (
             "name = \"d\"\n[source]\nuri = \"x\"\nformat = \"webdataset\"".to_owned(),
             "p.toml: source.format: \"webdataset\" is not supported",

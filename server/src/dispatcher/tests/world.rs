@@ -174,7 +174,7 @@ pub(super) fn request(name: &str, fingerprint: &str, tasks: usize, epochs: u32) 
     let pipeline = PipelineSpec {
         name: dataset(name),
         description: String::new(),
-        source: SourceSpec { uri: vec!["a.csv".into()], format: SourceFormat::Csv, options: BTreeMap::new() },
+        source: SourceSpec { uri: vec!["a.csv".into()], format: SourceFormat::Csv, options: BTreeMap::new(), sql: None },
         steps: Vec::new(),
         epochs: EpochsSpec { count: epochs, seed: 1, shuffle: Shuffle::Window },
         output: OutputSpec {
