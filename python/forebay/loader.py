@@ -138,8 +138,8 @@ class Loader:
         self._lost = False
         self._reading = False
         self._restore: dict | None = None
-        # A state was loaded: a loop over more passes than are left ends, and finds no finished job.
-        self._resumed = False
+        # A state was loaded, or the others finished the job: a loop over more passes than are left ends, and finds no finished job.
+        self._quiet = False
         # Of a fixed map: where the next step begins, and per pass where step 0 does.
         self._next: dict | None = None
         self._bases: dict[int, int] = {}
@@ -219,7 +219,7 @@ class Loader:
         self._settings["job"] = state["job"]
         self._member = Member(self._client, self._settings, self._ranked)
         self._restore = {"token": state["token"], "attempt": attempt or self._attempt()}
-        self._lost, self._only_pass, self.finished, self._resumed = False, None, False, True
+        self._lost, self._only_pass, self.finished, self._quiet = False, None, False, True
         token = state["token"]
         self._next = token if self._fixed else None
         # Step 0 of the pass that goes on is where the checkpoint stands.
@@ -256,7 +256,7 @@ class Loader:
         if self._stream is not None:
             raise FailedPrecondition("this loader is already being read", "use one loop at a time, or another loader")
         settings = dict(self._settings)
-        if self._resumed and self.finished and self._only_pass is None and not self._restart:
+        if self._quiet and self.finished and self._only_pass is None and not self._restart:
             return iter(())
         if self._only_pass is not None and self._restore is not None:
             raise FailedPrecondition(
@@ -333,6 +333,13 @@ class Loader:
                     if time.monotonic() - held > _RANK_SECONDS:
                         raise
                     time.sleep(0.5)
+                except FailedPrecondition as error:
+                    if "is finished" not in error.message or self.finished or member.place is None:
+                        raise
+                    # While this consumer was between two streams the others took what was left.
+                    self._lost, self.finished, self._quiet = False, True, True
+                    member.close()
+                    return
                 except Unavailable:
                     # The worker died. What was lost with it is in system.losses; the rest comes from another one.
                     broken = broken or time.monotonic()

@@ -1,7 +1,7 @@
 """An S3 endpoint of the tests' own: moto's server behind a wrapper that makes conditional puts atomic and injects faults by a seed.
 
 `python s3.py PORT SEED` serves until killed; a seed of 0 injects nothing, and `plain` makes it a store that renames and copies nothing and takes
-half a second for each list. Each fault is one that real stores show: 503 before anything is done, a
+a while for each list. Each fault is one that real stores show: 503 before anything is done, a
 put that is applied and then answered with 500, a connection that is cut in the middle of an answer, an answer that takes its time.
 """
 
@@ -16,7 +16,7 @@ from werkzeug.serving import make_server
 # Share of calls with a fault.
 FAULTS = 0.08
 # Seconds that a plain store takes for a list.
-SLOW_LIST = 0.5
+SLOW_LIST = 0.3
 
 
 class Endpoint:

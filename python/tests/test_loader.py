@@ -49,6 +49,21 @@ def test_a_finished_job_says_so_and_starts_again_when_told(client):
     assert len(list(client.loader("points", **settings, restart=True))) == 2
 
 
+def test_a_consumer_between_two_streams_hears_that_the_others_finished(client):
+    settings = {"job": "others-finish", "batch_size": 100, "epochs": 2, "timeout": 60}
+    loader = client.loader("points", **settings)
+    for _ in loader:
+        # Its stream ends here, as when its worker dies; before it has joined again another consumer takes what is left.
+        break
+    with client.loader("points", consumer="another", **settings) as other:
+        for _ in range(2):
+            assert list(other)
+        assert other.finished
+    assert list(loader) == [] and loader.finished
+    assert list(loader) == [], "a loop over more passes ends as well"
+    loader.close()
+
+
 def test_other_settings_for_the_same_job_are_shown(client):
     loader = client.loader("points", job="differing", batch_size=10, epochs=1)
     next(iter(loader))

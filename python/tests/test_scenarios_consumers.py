@@ -83,7 +83,7 @@ def drawn(cluster: Cluster, job: str, world: int, **settings) -> list[Told]:
             with (
                 forebay.connect(cluster.leader.address) as own,
                 own.loader(
-                    "points", job=job, batch_size=BATCH, timeout=15, **{"epochs": 1} | ranked | settings
+                    "points", job=job, batch_size=BATCH, timeout=60, **{"epochs": 1} | ranked | settings
                 ) as loader,
             ):
                 for place, batch in enumerate(loader):

@@ -45,9 +45,6 @@ def test_s15_a_dispatcher_without_a_place_for_its_state_says_so(tmp_path):
     assert no_folder.returncode == 2 and "file: it exists already" in no_folder.stderr, no_folder.stderr
     nothing = refused(FOREBAY_ROOT="")
     assert nothing.returncode == 2 and "--root" in nothing.stderr, nothing.stderr
-    keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
-    away = refused("--root", "s3://bucket/root", **keys, AWS_ENDPOINT="http://127.0.0.1:9")
-    assert away.returncode == 3 and "http://127.0.0.1:9" in away.stderr, away.stderr
 
 
 @pytest.mark.parametrize("worker_dies", [True, False], ids=["worker-dies", "worker-lives"])
