@@ -87,7 +87,7 @@ fn is_alive(run: &Run, epoch: &EpochRun) -> bool {
 /// Takes up what was staged since.
 fn advance(shape: &PassShape, epoch: &EpochRun) -> Result<PassShape> {
     let mut shape = shape.clone();
-    let Some(growth) = &mut shape.growth else { return Ok(shape) };
+    let Some(growth) = shape.growth.as_mut().filter(|growth| growth.next < epoch.staged) else { return Ok(shape) };
     for task in tasks_from(epoch, growth.next) {
         for group in task.shards.iter().flat_map(|s| &s.row_groups) {
             growth.blocks.push(group.rows, shape.window_rows)?;
@@ -126,7 +126,9 @@ fn look(shape: &PassShape, growth: &Growth, dataset: Option<&Dataset>, name: &Da
     })
 }
 
-/// Lets the passes of a job grow with their epochs. Returns whether anything changed.
+/// Lets the passes of a job grow with their epochs. Returns whether that makes the rest of what is due out of date.
+///
+/// Tasks that open no window are journaled as taken up too: a job that is looked at often looks at each of them once.
 pub(super) fn due_growth(d: &mut Deciding<'_>, name: &JobName, job: &Job) -> bool {
     if job.phase != JobPhase::Open || job.settings.order != Order::Staged {
         return false;
@@ -136,10 +138,9 @@ pub(super) fn due_growth(d: &mut Deciding<'_>, name: &JobName, job: &Job) -> boo
     for (id, pass) in &job.passes {
         let Some(growth) = pass.shape.growth.as_ref().filter(|_| !pass.ended) else { continue };
         match look(&pass.shape, growth, dataset, &job.settings.dataset) {
-            // What opens no window is taken up with what does.
-            Ok(shape) if shape.rows == pass.shape.rows && shape.growth.is_some() => {}
+            Ok(shape) if shape == pass.shape => {}
             Ok(shape) => {
-                changed = true;
+                changed |= shape.rows > pass.shape.rows || shape.growth.is_none();
                 d.push(Change::PassGrown { job: name.clone(), pass: *id, shape });
             }
             Err(error) => {

@@ -34,6 +34,7 @@ struct Checker {
     /// Lineages by the place of a fixed map.
     places: BTreeMap<Token, Lineage>,
     incarnation: Incarnation,
+    world: usize,
     acknowledged: BTreeMap<(Incarnation, PassId, u64), BTreeSet<ConsumerName>>,
     /// Ranks that the others of this incarnation go on without.
     dropped: BTreeSet<u32>,
@@ -288,8 +289,9 @@ impl Sim {
 impl Checker {
     fn entry(&mut self, sim: &Sim, change: &Change) -> Verdict {
         match change {
-            Change::JobCreated { restored, incarnation, .. } => {
+            Change::JobCreated { settings, restored, incarnation, .. } => {
                 self.incarnation = *incarnation;
+                self.world = settings.world_size.unwrap_or(1) as usize;
                 self.dropped.clear();
                 (self.members, self.called, self.behind) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
                 self.lineage = match restored.as_ref().map(|r| r.token) {
@@ -348,7 +350,8 @@ impl Checker {
                 self.dropped.insert(*rank);
             }
             Change::JobEnded { end, .. } => {
-                let world = sim.settings.world_size.unwrap_or(1) as usize;
+                // Of the incarnation that ends: a restore may be on its way to another.
+                let world = self.world;
                 if let JobEnd::Failed(error) = end
                     && !sim.is_given_up()
                     && (sim.settings.rank_lost != RankLost::Fail || self.members.len() >= world)
