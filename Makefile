@@ -10,7 +10,7 @@ export CARGO_TERM_PROGRESS_WHEN ?= auto
 VENV ?= $(CACHE)/venv
 SEEDS ?= 10000
 PREFIX ?= $(HOME)/.local
-SCALE ?= 0.1
+SCALE ?= 1
 PYTHON ?= python3
 BIN := $(CARGO_TARGET_DIR)/debug/forebay
 RELEASE := $(CARGO_TARGET_DIR)/release/forebay
@@ -73,7 +73,7 @@ python-test: build venv-test ## Real clients against the real binary
 	FOREBAY_BIN=$(BIN) FOREBAY_SAMPLE_BIN=$(CARGO_TARGET_DIR)/debug/examples/write_sample FOREBAY_TPCH_BIN=$(TPCH) \
 	  FOREBAY_SAMPLE_TABLE="$$($(CARGO_TARGET_DIR)/debug/examples/write_sample $(SAMPLE))" $(PY) -m pytest -q -n 3 --dist loadfile python/tests
 
-tpch: build venv-test ## TPC-H at SCALE (0.1; `test` takes 0.01) against DuckDB, on one node and on three workers
+tpch: build venv-test ## TPC-H at SCALE (1; `test` takes 0.1) against DuckDB, on one node and on three workers
 	cargo build --workspace --example tpch
 	FOREBAY_BIN=$(BIN) FOREBAY_TPCH_BIN=$(TPCH) FOREBAY_TPCH_SCALE=$(SCALE) $(PY) -m pytest -q python/tests/test_tpch.py
 
