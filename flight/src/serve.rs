@@ -58,7 +58,8 @@ pub async fn serve(listener: TcpListener, service: Flight, limits: Limits, shutd
 /// # Errors
 /// `Unavailable` when the transport fails.
 pub async fn serve_door(listener: TcpListener, door: Door, limits: Limits, shutdown: impl Future<Output = ()> + Send) -> Result<()> {
-    let router = builder(&limits).add_service(FlightDoor(door.clone())).add_service(ControlDoor(door.clone())).add_service(PeerDoor(door.clone()));
+    let router =
+        builder(&limits).add_service(FlightDoor(door.clone())).add_service(ControlDoor(door.clone())).add_service(PeerDoor(door.clone()));
     run(router, listener, limits.drain, shutdown, move || door.end_streams()).await
 }
 

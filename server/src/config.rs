@@ -65,7 +65,12 @@ pub const KEYS: &[Key] = &[
     key("query.timeout", "FOREBAY_QUERY_TIMEOUT", Type::Time, "time from a query's start to its last row; by default 10m"),
     key("query.row_limit", "FOREBAY_QUERY_ROW_LIMIT", Type::Count, "rows of one answer; by default no limit"),
     key("query.distributed", "FOREBAY_QUERY_DISTRIBUTED", Type::Word(&["auto", "off"]), "whether workers share queries; by default auto"),
-    key("query.distributed_size", "FOREBAY_QUERY_DISTRIBUTED_SIZE", Type::Size, "bytes that a query reads at least to be shared; by default 64MiB"),
+    key(
+        "query.distributed_size",
+        "FOREBAY_QUERY_DISTRIBUTED_SIZE",
+        Type::Size,
+        "bytes that a query reads at least to be shared; by default 64MiB",
+    ),
     key("sources.allow", "FOREBAY_SOURCES_ALLOW", Type::Texts, "URL prefixes that a server reads for its clients' pipelines"),
     key("python.allow", "FOREBAY_PYTHON_ALLOW", Type::Flag, "whether a server runs its clients' Python steps"),
     key("python.interpreter", "FOREBAY_PYTHON", Type::Text, "interpreter of Python steps"),

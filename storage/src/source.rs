@@ -106,7 +106,8 @@ pub async fn source_schema(spec: &SourceSpec, snapshot: &SourceSnapshot) -> Resu
 /// `BadInput` for a name that no column can have.
 pub fn query_columns(columns: &Schema) -> Result<SchemaRef> {
     let named: Vec<String> = columns.fields().iter().map(|f| f.name().clone()).collect();
-    names::check(&named, "source.sql").map_err(|e| e.with_remedy("name it with AS, or leave it out: SELECT * EXCLUDE (epoch, _id, _source)"))?;
+    names::check(&named, "source.sql")
+        .map_err(|e| e.with_remedy("name it with AS, or leave it out: SELECT * EXCLUDE (epoch, _id, _source)"))?;
     Ok(with_key(columns.fields().iter().map(|f| f.as_ref().clone()).collect()))
 }
 

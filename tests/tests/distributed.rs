@@ -13,7 +13,8 @@ where
     S: Service<http::Request<Body>, Response = http::Response<Body>>,
     S::Error: std::fmt::Debug,
 {
-    let mut request = http::Request::post(format!("http://{address}/worker.WorkerService/GetWorkerInfo")).header("content-type", "application/grpc");
+    let mut request =
+        http::Request::post(format!("http://{address}/worker.WorkerService/GetWorkerInfo")).header("content-type", "application/grpc");
     if let Some(value) = authorization {
         request = request.header("authorization", value);
     }

@@ -220,7 +220,9 @@ impl Engine {
         let (rows, digest) = staged.map_err(|e| e.context("source.sql"))?;
         let base = format!("{}/{folder}", self.root().table_url(&spec.name));
         let taken = match rows {
-            0 => Err(Error::bad_input("source.sql: the query has no rows").with_remedy("try it with `forebay sql`, and mend its conditions")),
+            0 => {
+                Err(Error::bad_input("source.sql: the query has no rows").with_remedy("try it with `forebay sql`, and mend its conditions"))
+            }
             _ => source::snapshot(&files(spec), &base, previous, &|_| true).await,
         };
         let known = StagedQuery { inputs: query.inputs.clone(), rows, digest };

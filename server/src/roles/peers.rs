@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use forebay_sql::distributed::{PeerChannel, Peers};
 use forebay_core::{Error, Result};
 use forebay_flight::peer;
 use forebay_flight::ticket::TicketKey;
+use forebay_sql::distributed::{PeerChannel, Peers};
 use url::Url;
 
 use super::link::WorkerLink;

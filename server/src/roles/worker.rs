@@ -125,7 +125,14 @@ impl WorkerRole {
         let registered = watch::Sender::new(None);
         let slots = u32::try_from(config.slots).unwrap_or(u32::MAX);
         let me = Introduction { dispatchers: settings.dispatchers.clone(), token: config.token.clone(), address: address.clone(), slots };
-        let life = Life { settings: settings.clone(), link: link.clone(), registered: registered.subscribe(), metrics, door, address: address.clone() };
+        let life = Life {
+            settings: settings.clone(),
+            link: link.clone(),
+            registered: registered.subscribe(),
+            metrics,
+            door,
+            address: address.clone(),
+        };
         let session = tokio::spawn(Session { link: link.clone(), me, registered }.run(session_stop.clone()));
         let life = tokio::spawn(life.run(worker_stop.clone()));
         let address = format!("grpc://{address}");

@@ -62,13 +62,13 @@ impl Catalog {
         let mut pins = Pins::default();
         let mut inputs = BTreeMap::new();
         for text in datasets {
-            let version = resolve::open(&self.inner.root, &text, &pins).await?;
-            if version.name == *own {
+            // Whether it is there already or not.
+            if text.split('@').next() == Some(own.as_str()) {
                 return Err(Error::bad_input(format!("the query reads `{own}`, which is what this pipeline makes"))
                     .with_remedy("give the pipeline another name"));
             }
-            let input =
-                SourceInput { dataset: version.name.clone(), version: version.version, table: version.table_id().to_owned() };
+            let version = resolve::open(&self.inner.root, &text, &pins).await?;
+            let input = SourceInput { dataset: version.name.clone(), version: version.version, table: version.table_id().to_owned() };
             inputs.insert((input.dataset.clone(), input.version), input);
             pins.insert(text, version.version);
         }
@@ -92,9 +92,7 @@ impl Catalog {
 
 /// The text with everything that means nothing taken out: two that differ only in layout are the same query.
 fn plain_text(sql: &str) -> Result<String> {
-    let tokens = Tokenizer::new(&GenericDialect {}, sql)
-        .tokenize_with_location()
-        .map_err(|e| Error::bad_input(format!("bad SQL: {e}")))?;
+    let tokens = Tokenizer::new(&GenericDialect {}, sql).tokenize_with_location().map_err(|e| Error::bad_input(format!("bad SQL: {e}")))?;
     let mut places = Places::new(sql);
     let mut plain = String::with_capacity(sql.len());
     let mut apart = false;
@@ -175,7 +173,10 @@ mod tests {
         assert_eq!(one, "SELECT a, 'it''s  -- no' AS \"B c\" FROM x WHERE b=1");
         assert_eq!(plain_text(&one).unwrap(), one);
         assert_eq!(plain_text("SELECT 'ä\nö' ,\"ü\" FROM x").unwrap(), "SELECT 'ä\nö' ,\"ü\" FROM x");
-        assert_eq!(plain_text("SELECT E'a\\'b', $$ x  y $$, 1.50, x.\"Y\" FROM x").unwrap(), "SELECT E'a\\'b', $$ x  y $$, 1.50, x.\"Y\" FROM x");
+        assert_eq!(
+            plain_text("SELECT E'a\\'b', $$ x  y $$, 1.50, x.\"Y\" FROM x").unwrap(),
+            "SELECT E'a\\'b', $$ x  y $$, 1.50, x.\"Y\" FROM x"
+        );
         assert_ne!(plain_text("SELECT 'a  b'").unwrap(), plain_text("SELECT 'a b'").unwrap());
     }
 }

@@ -57,7 +57,8 @@ impl Attempts {
         let missing: Vec<&str> = self.workers.iter().filter(|w| !alive.contains(w)).map(Url::as_str).collect();
         tracing::warn!(error = %error.message, ?missing, attempt = self.made, seen, "a query lost a worker");
         if seen {
-            let what = Error::new(Kind::Unavailable, "a worker was lost while it ran this query, and rows of the answer were given out already");
+            let what =
+                Error::new(Kind::Unavailable, "a worker was lost while it ran this query, and rows of the answer were given out already");
             return Verdict::Failed(what.with_remedy("ask again"));
         }
         match self.plan(alive).await {

@@ -10,8 +10,8 @@ use datafusion::common::Result as DfResult;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion_distributed::{
-    DesiredTaskCountEvent, DesiredTaskCountEventResponse, DistributedLeafExec, RouteTasksEvent, RouteTasksEventResponse, ScaleUpLeafNodeEvent,
-    ScaleUpLeafNodeEventResponse,
+    DesiredTaskCountEvent, DesiredTaskCountEventResponse, DistributedLeafExec, RouteTasksEvent, RouteTasksEventResponse,
+    ScaleUpLeafNodeEvent, ScaleUpLeafNodeEventResponse,
 };
 use forebay_core::random;
 use url::Url;
@@ -68,7 +68,7 @@ impl Places {
             .map(|urls| Ok(RouteTasksEventResponse::new(urls.to_vec())))
     }
 
-    fn shares(&self, scan: &RowGroupScan, count: usize) -> Vec<Vec<Group>> {
+    pub(super) fn shares(&self, scan: &RowGroupScan, count: usize) -> Vec<Vec<Group>> {
         let workers: Vec<&str> = self.workers.iter().take(count).map(Url::as_str).collect();
         let units = units(scan, count);
         let total: u64 = units.iter().map(|u| u.bytes).sum();

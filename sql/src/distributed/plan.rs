@@ -14,7 +14,9 @@ use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
 use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::explain::ExplainExec;
-use datafusion_distributed::{DistributedCodec, DistributedExec, DistributedExt, SessionStateBuilderExt, WorkerResolver, display_plan_ascii};
+use datafusion_distributed::{
+    DistributedCodec, DistributedExec, DistributedExt, SessionStateBuilderExt, WorkerResolver, display_plan_ascii,
+};
 use datafusion_proto::bytes::physical_plan_to_bytes_with_extension_codec;
 use forebay_core::Result;
 use url::Url;

@@ -178,9 +178,7 @@ impl Service<http::Request<PlanBody>> for PlanService {
         // What is spawned on the way runs where this runs: on threads that may be busy for long.
         let answer = self.inner.threads.spawn(async move { server.call(request).await });
         let answer = Stop(answer);
-        Box::pin(async move {
-            Ok(answer.await.unwrap_or_else(|| tonic::Status::unavailable("queries are shutting down").into_http()))
-        })
+        Box::pin(async move { Ok(answer.await.unwrap_or_else(|| tonic::Status::unavailable("queries are shutting down").into_http())) })
     }
 }
 

@@ -135,7 +135,9 @@ async fn shape(work: Arc<Work>, file: SourceFile) -> Result<Shape> {
             }
             blocking(move || Ok(Shape { id_range, pieces: cut(&work, &file)?, schema: None })).await
         }
-        SourceFormat::Parquet | SourceFormat::Arrow | SourceFormat::Put | SourceFormat::Sql => blocking(move || columnar(&work, &file)).await,
+        SourceFormat::Parquet | SourceFormat::Arrow | SourceFormat::Put | SourceFormat::Sql => {
+            blocking(move || columnar(&work, &file)).await
+        }
     }
 }
 

@@ -116,9 +116,7 @@ fn a_source_that_is_a_query_is_written_as_it_always_was() {
 /// A snapshot of `x` at a version, staged in a file.
 fn staged(version: u64, table: &str, file: &str) -> SourceSnapshot {
     let mut snapshot = snapshot(&[(file, 10, file)]);
-    let query = format!(
-        r#"{{"inputs":[{{"dataset":"x","version":{version},"table":"{table}"}}],"rows":2,"digest":"00000000000000ff"}}"#
-    );
+    let query = format!(r#"{{"inputs":[{{"dataset":"x","version":{version},"table":"{table}"}}],"rows":2,"digest":"00000000000000ff"}}"#);
     snapshot.query = Some(serde_json::from_str(&query).unwrap());
     snapshot
 }
