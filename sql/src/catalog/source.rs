@@ -62,15 +62,16 @@ impl Catalog {
         let mut pins = Pins::default();
         let mut inputs = BTreeMap::new();
         for text in datasets {
+            // Whether it is there already or not.
+            if text.split('@').next() == Some(own.as_str()) {
+                return Err(Error::bad_input(format!("the query reads `{own}`, which is what this pipeline makes"))
+                    .with_remedy("give the pipeline another name"));
+            }
             if self.view_of(&text).await?.is_some() {
                 return Err(Error::bad_input(format!("`{text}` is a view, which may mean something else tomorrow"))
                     .with_remedy("write its SELECT into the source's query: `forebay view list` shows it"));
             }
             let version = resolve::open(&self.inner.root, &text, &pins).await?;
-            if version.name == *own {
-                return Err(Error::bad_input(format!("the query reads `{own}`, which is what this pipeline makes"))
-                    .with_remedy("give the pipeline another name"));
-            }
             let input = SourceInput { dataset: version.name.clone(), version: version.version, table: version.table_id().to_owned() };
             inputs.insert((input.dataset.clone(), input.version), input);
             pins.insert(text, version.version);

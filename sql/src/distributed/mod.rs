@@ -38,3 +38,7 @@ pub trait Peers: fmt::Debug + Send + Sync + 'static {
     /// A connection to one of them, with the proof that this process belongs to the cluster; made when it is first used.
     fn connect(&self, worker: &Url) -> Result<PeerChannel>;
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

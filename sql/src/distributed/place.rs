@@ -68,7 +68,7 @@ impl Places {
             .map(|urls| Ok(RouteTasksEventResponse::new(urls.to_vec())))
     }
 
-    fn shares(&self, scan: &RowGroupScan, count: usize) -> Vec<Vec<Group>> {
+    pub(super) fn shares(&self, scan: &RowGroupScan, count: usize) -> Vec<Vec<Group>> {
         let workers: Vec<&str> = self.workers.iter().take(count).map(Url::as_str).collect();
         let units = units(scan, count);
         let total: u64 = units.iter().map(|u| u.bytes).sum();
