@@ -266,7 +266,7 @@ async fn a_dropped_dataset_is_gone_and_one_half_dropped_too() {
     publish_epoch(&root, 1).await;
     root.store().delete(&first).await.unwrap();
     assert_eq!(list_datasets(&root).await.unwrap(), [name()]);
-    let body = commit_body(&epoch_commit(0, rows(0, 1).schema(), Vec::new())).unwrap();
+    let body = commit_body(None, &epoch_commit(0, rows(0, 1).schema(), Vec::new())).unwrap();
     for error in [open_version(&root, &name(), None).await.unwrap_err(), commit_at(&root, &name(), VersionId(0), &body).await.unwrap_err()]
     {
         assert!(error.kind == Kind::Corrupt && error.to_string().contains("00000000000000000000.json"), "{error}");
