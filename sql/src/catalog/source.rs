@@ -104,6 +104,10 @@ fn plain_text(sql: &str) -> Result<String> {
         match token.token {
             Token::Whitespace(_) => apart = true,
             Token::EOF => {}
+            Token::Placeholder(name) => {
+                return Err(Error::bad_input(format!("`{name}` stands for a value that a source doesn't have"))
+                    .with_remedy("write the value itself"));
+            }
             _ => {
                 if apart && !plain.is_empty() {
                     plain.push(' ');
