@@ -475,7 +475,7 @@ async fn consumers_that_come_and_go_never_share_a_batch() {
 async fn columns_that_do_not_exist_are_refused_when_the_stream_opens() {
     let running = Running::new(Shape::default(), ROOMY).await;
     let settings = JobSettings { columns: Some(vec!["nope".to_owned()]), ..settings() };
-    assert_eq!(running.reader.schema(&settings).await.unwrap_err().kind, Kind::BadInput);
+    assert_eq!(running.reader.schema(&running.dispatcher, &settings).await.unwrap_err().kind, Kind::BadInput);
     let opened = running.join(&settings, "c").await;
     let refused = running.serving.open_stream(Arc::new(settings), Member::of(&opened, "c"), Acks::AtEnd).await;
     assert_eq!(refused.map(|_| ()).unwrap_err().kind, Kind::BadInput);
