@@ -69,13 +69,16 @@ impl Door {
     }
 
     /// The services of this moment, or the refusal.
-    fn now(&self) -> Result<(Flight, Option<ControlService>, Option<Guarded>), Box<http::Response<Body>>> {
+    fn now(&self) -> Result<Services, Box<http::Response<Body>>> {
         match &*self.0.read() {
             Now::Open { flight, control, peers } => Ok((Flight::clone(flight), control.clone(), peers.clone())),
             Now::Closed { error, leader } => Err(Box::new(to_elsewhere_status(error, leader.as_deref()).into_http())),
         }
     }
 }
+
+/// What an open door leads to.
+type Services = (Flight, Option<ControlService>, Option<Guarded>);
 
 type Answering = BoxFuture<'static, Result<http::Response<Body>, Infallible>>;
 

@@ -338,6 +338,8 @@ async fn consume(client: &Client, request: &JobRequest, mut opened: OpenedJob, s
                 tracing::warn!(error = %e, "a stream broke; joining again");
                 tokio::time::sleep(Duration::from_millis(500)).await;
             }
+            // The others finished the job between this consumer's passes, before or after it asked for the next stream.
+            Err(e) if is_finished(&e) => return Ok(read),
             Err(e) => return Err(e),
         }
         opened = match open(client, request).await {
@@ -349,11 +351,14 @@ async fn consume(client: &Client, request: &JobRequest, mut opened: OpenedJob, s
                 .with_remedy("look for the journal of its root, and read again under another name"));
             }
             Ok(opened) => opened,
-            // The others finished the job between this consumer's passes.
-            Err(e) if e.kind == Kind::FailedPrecondition && e.message.contains("finished") => return Ok(read),
+            Err(e) if is_finished(&e) => return Ok(read),
             Err(e) => return Err(e),
         };
     }
+}
+
+fn is_finished(error: &Error) -> bool {
+    error.kind == Kind::FailedPrecondition && error.message.contains("finished")
 }
 
 async fn stream(client: &Client, opened: OpenedJob, read: &mut Read, shared: &Shared, preview: bool) -> Result<End> {

@@ -299,8 +299,8 @@ async fn damaged_and_missing_files_are_named() {
 #[tokio::test]
 async fn files_that_changed_places_are_named() {
     let root = Root::open("memory://", true).await.unwrap();
-    let mut shards = write(&root, 0, 0, &[rows(0, 100)], &output(1 << 30, Compression::None)).await;
-    shards.extend(write(&root, 0, 1, &[rows(100, 100)], &output(1 << 30, Compression::None)).await);
+    let mut shards = write(&root, 0, 0, &[rows(1000, 100)], &output(1 << 30, Compression::None)).await;
+    shards.extend(write(&root, 0, 1, &[rows(1100, 100)], &output(1 << 30, Compression::None)).await);
     let version = publish(&root, &epoch_commit(0, rows(0, 1).schema(), shards.clone())).await;
     let paths = ["000000-000-0.parquet", "000001-000-0.parquet"].map(|file| Path::from("datasets/digits").join("epoch=0").join(file));
     assert_eq!(shards[0].size, shards[1].size, "neither length nor row counts tell them apart");
