@@ -4,12 +4,17 @@
 //! repeated in an error.
 
 use base64::Engine;
-use base64::engine::general_purpose::STANDARD as BASE64;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use bytes::Bytes;
 use forebay_core::{Error, Kind, Result};
 use std::time::Duration;
 
 use crate::ticket::{Claim, TicketKey};
+
+/// Some clients pad, as HTTP says, and some (ADBC) do not.
+const BASE64: GeneralPurpose =
+    GeneralPurpose::new(&alphabet::STANDARD, GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent));
 
 /// Who may call. Without a token everyone may.
 #[derive(Clone, Debug)]

@@ -125,13 +125,17 @@ impl Server {
         let stale: Vec<String> = self.tables.iter().filter(|(_, table)| table.stale).map(|(name, _)| name.clone()).collect();
         for name in stale {
             let table = self.tables[&name].clone();
-            let casts = table.columns.iter().enumerate();
             let sql = if table.rows.is_empty() {
-                let casts: Vec<String> = casts.map(|(_, (column, kind))| format!("CAST(NULL AS {kind}) AS \"{column}\"")).collect();
+                let casts: Vec<String> =
+                    table.columns.iter().map(|(column, kind)| format!("CAST(NULL AS {kind}) AS \"{column}\"")).collect();
                 format!("SELECT {} WHERE false", casts.join(", "))
             } else {
-                let casts: Vec<String> =
-                    casts.map(|(i, (column, kind))| format!("CAST(column{} AS {kind}) AS \"{column}\"", i + 1)).collect();
+                let casts: Vec<String> = table
+                    .columns
+                    .iter()
+                    .enumerate()
+                    .map(|(i, (column, kind))| format!("CAST(column{} AS {kind}) AS \"{column}\"", i + 1))
+                    .collect();
                 let rows: Vec<String> = table.rows.iter().map(|row| format!("({row})")).collect();
                 format!("SELECT {} FROM (VALUES {}) AS rows", casts.join(", "), rows.join(", "))
             };

@@ -69,7 +69,8 @@ pub(super) fn over(job: &Job) -> Error {
         JobPhase::Ended { end: JobEnd::Failed(error), .. } => format!("job `{name}` failed: {}", error.message),
         _ => format!("job `{name}` is finished"),
     };
-    Error::failed_precondition(why).with_remedy("set restart to start it again, or choose another job name")
+    Error::failed_precondition(why)
+        .with_remedy("ask for `restart` to start it again (`--restart` on the command line), or choose another job name")
 }
 
 /// The C epochs that a new incarnation reads: what is stored and what is being written.

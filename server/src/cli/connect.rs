@@ -98,7 +98,7 @@ impl Session {
     }
 
     /// Other commands and trainers may have found this process as the root's owner: they go on until they are done, or somebody interrupts.
-    async fn outlast_others(&self) {
+    pub(super) async fn outlast_others(&self) {
         let Some(engine) = &self.engine else { return };
         let mut interrupts = Interrupts::listen();
         let (begun, mut told) = (Instant::now(), false);

@@ -75,6 +75,9 @@ pub(super) async fn run(connection: &Connection, args: MaterializeArgs, out: &Ou
         () = interrupted() => return Err(Error::new(Kind::Cancelled, "interrupted before anything began").into()),
     };
     let result = follow(&session.client, &request, out).await;
+    if result.is_ok() {
+        session.outlast_others().await;
+    }
     let finished = session.finish().await;
     result?;
     Ok(finished?)
