@@ -467,6 +467,8 @@ def guarded(tmp_path_factory):
         {DatabaseOptions.AUTHORIZATION_HEADER.value: "Bearer a-secret"},
         {DatabaseOptions.AUTHORIZATION_HEADER.value: "bearer a-secret"},
         {"username": "anyone", "password": "a-secret"},
+        {"username": "x", "password": "a-secret"},
+        {"username": "xx", "password": "a-secret"},
     ],
 )
 def test_a_token_lets_in(guarded, options):

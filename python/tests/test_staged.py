@@ -268,3 +268,24 @@ def test_ranks_commit_and_go_on_at_another_world_size_while_the_epoch_is_written
             before = dict(first.values())
             assert sorted(before) == list(range(6)) and sorted(rest) == list(range(6, BATCHES))
             assert digests(planned(client, dataset="points", **SETTINGS)) == before | rest
+
+
+@pytest.mark.parametrize("kill", [True, False])
+@needs_binary
+def test_serve_goes_on_with_the_run_that_the_one_before_it_left(gated, tmp_path, kill):
+    with started() as start:
+        server = start(Role, "serve", "--root", str(tmp_path / "root"))
+        with forebay.connect(server.address) as client:
+            gated.materialize(client)
+            gated.open(1, 4)
+            until("some tasks are staged", lambda: staged_tasks(client) == 2)
+        if kill:
+            server.kill()
+        else:
+            server.process.terminate()
+            server.process.wait()
+        gated.open(*(set(range(FILES)) - {1, 4}))
+        server.start()
+        with forebay.connect(server.address) as client:
+            until("the epoch is published, and nobody asked again", lambda: published(client) == [0])
+            assert client.sql("SELECT count(DISTINCT x) AS n FROM points")["n"].to_pylist() == [FILES * ROWS]

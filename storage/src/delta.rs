@@ -30,7 +30,7 @@ pub use open::{list_datasets, open_version};
 pub use paths::{BUNDLES, QUERIES};
 pub use vacuum::{Swept, drop_dataset, vacuum};
 
-use crate::types::{PART, StoredSchema, to_stored};
+use crate::types::{PART, StoredSchema, delta_schema_json, stored_from_delta, to_stored};
 
 /// Prefix of the table properties that are ours.
 pub const PROPERTY_PREFIX: &str = "forebay.";
@@ -108,8 +108,10 @@ impl DatasetVersion {
     /// # Errors
     /// As [`to_stored`](crate::types::to_stored).
     pub fn unpublished(name: DatasetName, schema: SchemaRef, properties: BTreeMap<String, String>) -> Result<Self> {
-        let stored = to_stored(&schema)?;
+        // By way of the log's own words, so that the columns are exactly those of the version that comes.
+        let stored = stored_from_delta(&delta_schema_json(&to_stored(&schema)?)?)?;
         let table = TableIdentity { id: String::new(), created_ms: None };
+        let schema = SchemaRef::clone(&stored.logical);
         Ok(Self { name, version: Self::UNPUBLISHED, schema, stored, shards: Vec::new(), properties, table })
     }
 

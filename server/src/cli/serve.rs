@@ -135,6 +135,8 @@ fn embedded_config(config: &Config) -> forebay_core::Result<EngineConfig> {
     let mut engine = engine_config(config)?;
     engine.listen = config.address("listen").unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0)));
     engine.http = config.address("http");
+    // As every embedded command, it leaves them to `--resume`.
+    engine.continue_runs = false;
     engine.sources_allow = None;
     engine.python_allow = true;
     Ok(engine)
@@ -154,6 +156,7 @@ pub(super) fn engine_config(config: &Config) -> forebay_core::Result<EngineConfi
     engine.query = query_limits(config);
     engine.cache_dir = config.text("cache_dir").map(str::to_owned);
     engine.index_cache_bytes = config.number("index_cache_limit").unwrap_or(engine.index_cache_bytes);
+    engine.continue_runs = true;
     engine.sources_allow = Some(config.texts("sources.allow").unwrap_or_default());
     engine.python_allow = config.flag("python.allow");
     engine.python = config.text("python.interpreter").map(str::to_owned);

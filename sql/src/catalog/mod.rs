@@ -4,6 +4,7 @@
 //! reachable from a query: there are no files, URLs, settings, tables to create or functions with side effects. A query plans against pinned
 //! versions and runs on threads of its own; dropping its stream stops it. Must not know: gRPC, who asks.
 
+mod clauses;
 mod comparisons;
 mod constants;
 mod information;
@@ -301,7 +302,7 @@ fn parse(text: &str) -> Result<DfStatement> {
 
 fn check_statement(statement: &DfStatement) -> Result<()> {
     match statement {
-        DfStatement::Statement(inner) if matches!(inner.as_ref(), Statement::Query(_)) => Ok(()),
+        DfStatement::Statement(inner) if matches!(inner.as_ref(), Statement::Query(_)) => clauses::check_clauses(inner),
         DfStatement::Explain(explain) => check_statement(&explain.statement),
         other => {
             let word = other.to_string().split_whitespace().next().unwrap_or("nothing").to_uppercase();

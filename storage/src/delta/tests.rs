@@ -387,3 +387,17 @@ async fn a_damaged_checkpoint_is_named() {
     let error = open_version(&root, &name(), None).await.unwrap_err();
     assert!(error.kind == Kind::Corrupt && error.message.contains("checkpoint.parquet"), "{error}");
 }
+
+/// What staged rows are read as before anything is published: tensors whose makers said that items may be null, among others.
+#[tokio::test]
+async fn an_unpublished_version_has_the_columns_of_the_published_one() {
+    let root = Root::open("memory://", true).await.unwrap();
+    let pair = DataType::FixedSizeList(Arc::new(Field::new("element", DataType::Float32, true)), 2);
+    let more = [Field::new("pair", pair, true), Field::new("day", DataType::Date32, true), Field::new("n", DataType::UInt16, true)];
+    let fields = rows(0, 1).schema().fields().iter().map(|f| f.as_ref().clone()).chain(more).collect::<Vec<_>>();
+    let given = Arc::new(Schema::new(fields));
+    let published = publish(&root, &epoch_commit(0, Arc::clone(&given), Vec::new())).await;
+    let coming = DatasetVersion::unpublished(name(), given, Default::default()).unwrap();
+    assert_eq!(coming.schema, published.schema);
+    assert_eq!(coming.stored, published.stored);
+}
