@@ -39,14 +39,18 @@ def connect(server: str | None = None, *, root: str | os.PathLike | None = None,
     root = os.fspath(root)
     if owner := find_owner(root):
         return Client([owner], token)
-    try:
-        embedded = EmbeddedServer(root, token)
-    except (errors.FailedPrecondition, Unavailable):
-        # Somebody else may have become the owner between the look and the start.
-        time.sleep(0.3)
-        if owner := find_owner(root):
-            return Client([owner], token)
-        raise
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            embedded = EmbeddedServer(root, token)
+            break
+        except (errors.FailedPrecondition, Unavailable) as error:
+            # Somebody else may have become the owner between the look and the start, and not listen yet.
+            if owner := find_owner(root):
+                return Client([owner], token)
+            if "owner" not in str(error) or time.monotonic() >= end:
+                raise
+            time.sleep(0.2)
     try:
         return Client([embedded.address], token, embedded)
     except BaseException:

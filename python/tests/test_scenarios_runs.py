@@ -207,10 +207,14 @@ def test_s27_the_same_command_from_many_clients(start, tmp_path):
 def test_s27_two_embedded_programs_on_one_root(tmp_path):
     """One of them owns the root, and the other goes through it."""
     path, root = pipeline(tmp_path, "numbers", FILES, ROWS), tmp_path / "root"
+    both = threading.Barrier(2)
 
     def program():
         with forebay.connect(root=root) as client:
-            return client.materialize(path, progress=False)
+            state = client.materialize(path, progress=False)
+            # The owner's program is the last to leave, as users of its root would have it.
+            both.wait()
+            return state
 
     got = at_once([program, program])
     assert {answer["state"] for answer in got} <= {"done", "already_materialized"}, got
