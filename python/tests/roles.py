@@ -33,7 +33,7 @@ def allowed():
 
 
 with forebay.connect(",".join(addresses)) as client:
-    loader = client.loader(dataset, **{"timeout": 20} | settings)
+    loader = client.loader(dataset, **{"timeout": 90} | settings)
     try:
         with loader:
             passes = settings.get("epochs") or 1

@@ -243,7 +243,9 @@ def test_s28_poison_rows_are_set_aside_and_too_many_fail_the_run(start, tmp_path
 
         strict = tmp_path / "strict.toml"
         strict.write_text(path.read_text().replace('name = "numbers"', 'name = "strict"', 1).replace("= 3", "= 2"))
-        with pytest.raises(forebay.BadInput, match="3 rows of epoch 0 of `strict` are bad, and max_errors is 2") as failed:
+        with pytest.raises(
+            forebay.BadInput, match="3 rows of epoch 0 of `strict` are bad, and max_errors is 2"
+        ) as failed:
             client.materialize(strict, progress=False)
         assert "system.quarantine" in str(failed.value), "it says where to look"
         bad = client.sql("SELECT _source AS source FROM system.quarantine WHERE dataset = 'strict' ORDER BY source")
