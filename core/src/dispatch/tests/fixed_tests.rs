@@ -39,6 +39,7 @@ fn ranks_whose_streams_are_with_different_workers_all_get_their_batches() {
                     // A second stream, to the worker that has the window, takes over: both at once would mix the order up.
                     let more = world.stream(&opened[1], "r1", "w0", true);
                     assert_eq!(world.grant(&name, streams[1], 1, 300).unwrap(), None, "{assignment:?}");
+                    world.send(Event::CloseStream { job: name.clone(), stream: streams[1], clean: true }).unwrap();
                     streams[1] = more;
                 }
                 let range = batches(world.grant(&name, streams[rank], 1, 300).unwrap());
