@@ -235,7 +235,7 @@ struct Measured {
 fn turn(bench: &mut Bench, c: &mut Consumer, block: u64, m: &mut Measured) -> Result<()> {
     let job = c.job.job.clone();
     let start = Instant::now();
-    let reply = bench.send(Event::NextGrant { job: job.clone(), stream: c.stream, max_batches: block })?;
+    let reply = bench.send(Event::NextGrant { job: job.clone(), stream: c.stream, max_batches: block, received: None })?;
     m.grants.took(start);
     let next = match reply {
         Reply::Granted(Granted::Batches(grant)) => {
@@ -365,7 +365,7 @@ fn main() -> Result<()> {
     let joined = (0..consumers).map(|consumer| join(&mut bench, &settings, consumer, workers)).collect::<Result<Vec<_>>>()?;
     println!("{consumers} consumers on {workers} workers joined in {:.2} s", start.elapsed().as_secs_f64());
     let first = joined.first().ok_or("nobody joined")?;
-    bench.decide(Event::NextGrant { job: first.job.job.clone(), stream: first.stream, max_batches: 1 })?;
+    bench.decide(Event::NextGrant { job: first.job.job.clone(), stream: first.stream, max_batches: 1, received: None })?;
     bench.settle()?;
     bench.settle()?;
     (bench.journal_bytes, bench.entries, bench.encoding, bench.settling) = (0, 0, Duration::ZERO, Duration::ZERO);

@@ -336,6 +336,12 @@ class Loader:
                 except FailedPrecondition as error:
                     if "is finished" not in error.message or self.finished or member.place is None:
                         raise
+                    if member.exact and not member.sure():
+                        raise FailedPrecondition(
+                            f"this consumer of job `{member.job}` is fenced: its lease ran out before the job was finished, and what it had "
+                            "not committed went to others",
+                            "go back to the last commit",
+                        ) from error
                     # While this consumer was between two streams the others took what was left.
                     self._lost, self.finished, self._quiet = False, True, True
                     member.close()

@@ -92,12 +92,16 @@ class Member:
         if not self.exact or self._place is None:
             return
         end = None if timeout is None else now() + timeout
-        while self._fenced is None and now() >= self._renewed + _SURE * self._place["lease_ms"] / 1000:
+        while self._fenced is None and not self.sure():
             if end is not None and now() >= end:
                 raise Cancelled("the dispatcher did not renew this consumer's lease in time", "look at the server")
             self._stop.wait(0.02)
         if self._fenced is not None:
             raise self._fenced
+
+    def sure(self) -> bool:
+        """Whether the lease can't have run out yet."""
+        return self._place is not None and now() < self._renewed + _SURE * self._place["lease_ms"] / 1000
 
     def report(self) -> None:
         """Says what was received before the stream broke; everything else goes to others. Must come before the next stream."""

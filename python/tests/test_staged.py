@@ -277,14 +277,14 @@ def test_serve_goes_on_with_the_run_that_the_one_before_it_left(gated, tmp_path,
         server = start(Role, "serve", "--root", str(tmp_path / "root"))
         with forebay.connect(server.address) as client:
             gated.materialize(client)
-            gated.open(1, 4)
+            gated.open(0, 1)
             until("some tasks are staged", lambda: staged_tasks(client) == 2)
         if kill:
             server.kill()
         else:
             server.process.terminate()
             server.process.wait()
-        gated.open(*(set(range(FILES)) - {1, 4}))
+        gated.open(*range(2, FILES))
         server.start()
         with forebay.connect(server.address) as client:
             until("the epoch is published, and nobody asked again", lambda: published(client) == [0])

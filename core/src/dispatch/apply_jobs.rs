@@ -61,7 +61,7 @@ fn apply_membership(job: &mut Job, change: &Change, at_ms: i64) -> bool {
         Change::StreamOpened { stream, consumer, worker, acks, .. } => {
             let rank = job.consumers.get(consumer).and_then(|c| c.rank);
             let (consumer, worker) = (consumer.clone(), worker.clone());
-            let new = Stream { consumer, worker, acks: *acks, open: true, held: 0, rank, named: 0, movable: Vec::new() };
+            let new = Stream { consumer, worker, acks: *acks, open: true, held: 0, rank, newest: None, named: 0, movable: Vec::new() };
             job.streams.insert(*stream, new);
         }
         Change::StreamClosed { stream, clean, .. } => {

@@ -14,6 +14,7 @@ pub(super) fn granted(job: &mut Job, id: PassId, window: WindowId, stream: Strea
     let span = Span { from, to, state: VisitState::Granted, stream: Some(stream), at_ms, reason: None, mark: Mark::Open };
     let Some(pass) = job.passes.get_mut(&id) else { return };
     pass.change(&mut job.streams, window, |w, tally| w.spans.cover(span, tally));
+    job.streams.granted(stream, id, window, (from, to), false);
     let Some(of) = job.streams.get(&stream) else { return };
     if let (Some(map), Some(rank)) = (&pass.map, of.rank) {
         // What lies behind the common end fills a slot.
@@ -145,6 +146,8 @@ pub(super) fn padded(job: &mut Job, id: PassId, stream: StreamId, batch: BatchId
     let Some(pass) = job.passes.get_mut(&id) else { return };
     pass.pads.push(Pad { stream, rank, batch, acknowledged: false, mark: Mark::Open });
     job.streams.name(stream, 1);
+    let (window, at) = pass.place(batch);
+    job.streams.granted(stream, id, window, (at, at + 1), true);
     if let Some(share) = pass.ranks.get_mut(rank as usize) {
         share.given += 1;
         share.filled += 1;

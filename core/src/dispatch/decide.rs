@@ -41,7 +41,7 @@ pub fn decide(state: &State, volatile: &mut Volatile, now: Now, event: Event) ->
         Event::OpenStream { job, incarnation, consumer, worker, acks } => {
             decide_jobs::open_stream(&mut d, &job, incarnation, consumer, worker, acks)?;
         }
-        Event::NextGrant { job, stream, max_batches } => decide_visits::next_grant(&mut d, &job, stream, max_batches)?,
+        Event::NextGrant { job, stream, max_batches, received } => decide_visits::next_grant(&mut d, &job, stream, max_batches, received)?,
         Event::Sent { job, stream, pass, batches } => decide_visits::sent(&mut d, job, stream, pass, batches)?,
         Event::Acknowledge { job, incarnation, consumer, pass, batches } => {
             decide_visits::acknowledge(&mut d, job, incarnation, consumer, pass, batches)?;

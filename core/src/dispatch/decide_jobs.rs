@@ -167,14 +167,20 @@ pub(super) fn check_member(d: &Deciding<'_>, job: &Job, consumer: &ConsumerName)
     if !d.is_session_of(job, consumer) {
         return Err(fenced("another process took its place").with_remedy("stop this process"));
     }
-    if !job.consumers.contains_key(consumer) && matches!(&job.phase, JobPhase::Ended { end: JobEnd::Failed(_) | JobEnd::Stopped, .. }) {
-        return Err(over(job));
+    let told = matches!(&job.phase, JobPhase::Ended { end: JobEnd::Failed(_) | JobEnd::Stopped | JobEnd::Finished, .. });
+    if !job.consumers.contains_key(consumer) && told {
+        // Not fenced: a consumer whose stream broke may be the last to hear of the end.
+        return if job.settings.redelivers() || job.settings.is_ranked() || !is_finished(job) { Err(over(job)) } else { Ok(()) };
     }
     if !job.consumers.contains_key(consumer) && (job.settings.visitation == Visitation::ExactlyOnce || job.settings.is_ranked()) {
         return Err(fenced("its lease ran out, and what it had not committed goes to others")
             .with_remedy("go back to the last commit, and open the job again"));
     }
     Ok(())
+}
+
+fn is_finished(job: &Job) -> bool {
+    matches!(&job.phase, JobPhase::Ended { end: JobEnd::Finished, .. })
 }
 
 /// A new incarnation begins when all that the old one did is in the ledger.

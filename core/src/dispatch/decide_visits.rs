@@ -6,6 +6,7 @@ use super::decide_jobs::{check_member, find, over};
 use super::entry::{Change, JobEnd};
 use super::event::{Grant, Granted, Reply};
 use super::job_state::{Job, JobPhase, Stream};
+use super::map::Map;
 use super::pass_state::Pass;
 use super::spans::{Span, VisitState};
 use super::state::StreamId;
@@ -16,7 +17,7 @@ use crate::job::Assignment;
 /// Windows whose batches an acknowledging consumer may have in flight per worker and job: the most that a worker's death can lose.
 const WINDOWS_IN_FLIGHT: u64 = 2;
 
-pub(super) fn next_grant(d: &mut Deciding<'_>, name: &JobName, id: StreamId, max_batches: u64) -> Result<()> {
+pub(super) fn next_grant(d: &mut Deciding<'_>, name: &JobName, id: StreamId, max_batches: u64, received: Option<u64>) -> Result<()> {
     let job = find(d, name)?;
     if let JobPhase::Ended { end, .. } = &job.phase {
         return ended(d, job, end);
@@ -31,6 +32,10 @@ pub(super) fn next_grant(d: &mut Deciding<'_>, name: &JobName, id: StreamId, max
     let Some(at) = job.consumers.get(&stream.consumer).map(|c| c.at) else {
         return Err(Error::failed_precondition(format!("the lease of consumer `{}` of job `{name}` ran out", stream.consumer)));
     };
+    if let Some(grant) = received.and_then(|received| lost_answer(job, id, stream, received)) {
+        d.reply(Reply::Granted(Granted::Batches(grant)));
+        return Ok(());
+    }
     if at < job.ended {
         end_of_pass(d, name, job, stream, at);
         return Ok(());
@@ -60,6 +65,34 @@ pub(super) fn next_grant(d: &mut Deciding<'_>, name: &JobName, id: StreamId, max
         None => {}
     }
     Ok(())
+}
+
+/// The newest grant to a stream whose worker did not hear of it: the leader died, or the connection broke, between the entry and its answer. Nobody
+/// else would send those batches while the stream goes on.
+fn lost_answer(job: &Job, id: StreamId, stream: &Stream, received: u64) -> Option<Grant> {
+    let newest = stream.newest.as_ref().filter(|newest| newest.number > received)?;
+    let pass = job.passes.get(&newest.pass)?;
+    let (first, last) = (pass.batch(newest.window, newest.from), pass.batch(newest.window, newest.to.checked_sub(1)?));
+    let held = if newest.padding {
+        pass.pads.iter().any(|p| p.stream == id && p.batch == first && !p.acknowledged)
+    } else {
+        pass.visit(first).is_some_and(|s| s.state == VisitState::Granted && s.stream == Some(id))
+    };
+    let slot = stream.rank.and_then(|rank| pass.ranks.get(rank as usize)).map_or(0, |share| share.given.saturating_sub(1));
+    let step = pass.map.as_ref().map(|map| if newest.padding { slot } else { map.step_of(first.0) });
+    held.then(|| Grant {
+        pass: newest.pass,
+        epoch: pass.shape.epoch,
+        version: pass.shape.version,
+        run: pass.writer(),
+        selection: pass.shape.selection.clone(),
+        window: newest.window,
+        attempt: pass.windows.get(&newest.window).map_or_else(Default::default, |w| w.attempt),
+        batches: first.0..last.0 + 1,
+        every: pass.map.as_ref().filter(|_| !newest.padding).map_or(1, Map::world),
+        step,
+        padding: newest.padding,
+    })
 }
 
 /// A stream asks for batches of the pass that its consumer is in.

@@ -96,6 +96,8 @@ pub enum Event {
         job: JobName,
         stream: StreamId,
         max_batches: u64,
+        /// How many grants the stream's worker has had, where it says so: an answer that was lost on its way is given again.
+        received: Option<u64>,
     },
     Sent {
         job: JobName,

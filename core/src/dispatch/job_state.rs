@@ -41,6 +41,20 @@ pub struct Consumer {
     pub reported: Option<u64>,
 }
 
+/// The newest grant to a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Newest {
+    /// Its place among the stream's grants, from 1.
+    pub number: u64,
+    pub pass: PassId,
+    pub window: WindowId,
+    /// Places in the window.
+    pub from: u32,
+    pub to: u32,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub padding: bool,
+}
+
 /// One connection of a consumer to a worker; kept while a visit that is not in the ledger names it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stream {
@@ -55,6 +69,8 @@ pub struct Stream {
     /// Its consumer's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub newest: Option<Newest>,
     /// Visits and repetitions in the state that name it.
     #[serde(skip)]
     pub(super) named: u64,

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Deref;
 use std::sync::Arc;
 
-use super::job_state::Stream;
+use super::job_state::{Newest, Stream};
 use super::pass_state::{Share, Tally};
 use super::spans::Span;
 use super::state::StreamId;
@@ -242,6 +242,12 @@ impl Streams {
     }
 
     /// That many more visits and repetitions name a stream.
+    pub(super) fn granted(&mut self, id: StreamId, pass: PassId, window: WindowId, (from, to): (u32, u32), padding: bool) {
+        let Some(stream) = self.all.get_mut(&id) else { return };
+        let number = stream.newest.map_or(0, |newest| newest.number) + 1;
+        stream.newest = Some(Newest { number, pass, window, from, to, padding });
+    }
+
     pub(super) fn name(&mut self, id: StreamId, more: i64) {
         let Some(stream) = self.all.get_mut(&id).filter(|_| more != 0) else { return };
         let before = stream.named;

@@ -107,6 +107,9 @@ pub enum Ask {
         job: JobName,
         stream: StreamId,
         max_batches: u64,
+        /// How many grants the worker has had on the stream.
+        #[serde(default)]
+        received: Option<u64>,
     },
     Sent {
         job: JobName,

@@ -358,7 +358,15 @@ impl Dispatcher {
     /// # Errors
     /// `FailedPrecondition` when the stream or the job is over.
     pub async fn next_grant(&self, job: &JobName, stream: StreamId, max_batches: u64) -> Result<Granted> {
-        match self.ask(Event::NextGrant { job: job.clone(), stream, max_batches }).await? {
+        self.next_grant_after(job, stream, max_batches, None).await
+    }
+
+    /// [`Dispatcher::next_grant`] of a worker that says how many grants it has had on the stream: one that it did not hear of comes again.
+    ///
+    /// # Errors
+    /// As [`Dispatcher::next_grant`].
+    pub async fn next_grant_after(&self, job: &JobName, stream: StreamId, max_batches: u64, received: Option<u64>) -> Result<Granted> {
+        match self.ask(Event::NextGrant { job: job.clone(), stream, max_batches, received }).await? {
             Reply::Granted(granted) => Ok(granted),
             other => Err(unexpected(&other)),
         }

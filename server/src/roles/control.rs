@@ -167,8 +167,8 @@ impl LeaderControl {
                 let of = Member { job, incarnation, consumer, session };
                 dispatcher.open_stream(&of, worker, acks).await.map(Answer::Stream)
             }
-            Ask::NextGrant { job, stream, max_batches } => {
-                Ok(Answer::Granted(message_of(dispatcher.next_grant(&job, stream, max_batches).await?)))
+            Ask::NextGrant { job, stream, max_batches, received } => {
+                Ok(Answer::Granted(message_of(dispatcher.next_grant_after(&job, stream, max_batches, received).await?)))
             }
             Ask::Sent { job, stream, pass, batches } => dispatcher.sent(&job, stream, pass, batches).await.map(done),
             Ask::Acknowledge { job, incarnation, consumer, session, pass, batches } => {

@@ -293,10 +293,12 @@ impl RemoteDispatcher for WorkerLink {
             Event::OpenStream { job, incarnation, consumer, acks, .. } => {
                 self.open_stream(job.clone(), Ask::OpenStream { job, incarnation, consumer, session, acks }).await
             }
-            Event::NextGrant { job, stream, max_batches } => match self.call(Ask::NextGrant { job, stream, max_batches }).await? {
-                Answer::Granted(message) => Ok(Reply::Granted(granted(message))),
-                other => Err(unexpected(&other)),
-            },
+            Event::NextGrant { job, stream, max_batches, received } => {
+                match self.call(Ask::NextGrant { job, stream, max_batches, received }).await? {
+                    Answer::Granted(message) => Ok(Reply::Granted(granted(message))),
+                    other => Err(unexpected(&other)),
+                }
+            }
             Event::Sent { job, stream, pass, batches } => self.done(Ask::Sent { job, stream, pass, batches }).await,
             Event::Acknowledge { job, incarnation, consumer, pass, batches } => {
                 self.done(Ask::Acknowledge { job, incarnation, consumer, session, pass, batches }).await

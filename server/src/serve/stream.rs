@@ -81,6 +81,8 @@ pub(crate) struct ServedStream {
     pass: Option<Arc<PassPlan>>,
     block: Option<Block>,
     next_grant: Option<AbortOnDropHandle<Result<Granted>>>,
+    /// Grants that came so far.
+    received: u64,
     open: Option<Open>,
     ahead: Option<Ahead>,
     making: Making,
@@ -107,6 +109,7 @@ impl ServedStream {
             pass: None,
             block: None,
             next_grant: None,
+            received: 0,
             open: None,
             ahead: None,
             making: Making::default(),
@@ -118,8 +121,8 @@ impl ServedStream {
 
     /// Asks for the next block in the background, so that asking goes on while batches are being sent.
     fn ask(&self) -> AbortOnDropHandle<Result<Granted>> {
-        let (dispatcher, of, most) = (self.serving.dispatcher.clone(), self.of.clone(), self.pace.block());
-        AbortOnDropHandle::new(tokio::spawn(async move { dispatcher.next_grant(&of.member.job, of.stream, most).await }))
+        let (dispatcher, of, most, received) = (self.serving.dispatcher.clone(), self.of.clone(), self.pace.block(), Some(self.received));
+        AbortOnDropHandle::new(tokio::spawn(async move { dispatcher.next_grant_after(&of.member.job, of.stream, most, received).await }))
     }
 
     async fn granted(&mut self) -> Result<Granted> {
@@ -143,7 +146,10 @@ impl ServedStream {
                 self.pace.taken(block.grant.each().count() as u64, since.elapsed());
             }
             match self.granted().await? {
-                Granted::Batches(grant) => self.block = Some(Block { left: grant.batches.clone(), grant, since: None }),
+                Granted::Batches(grant) => {
+                    self.received += 1;
+                    self.block = Some(Block { left: grant.batches.clone(), grant, since: None });
+                }
                 Granted::EndOfPass(_) => return Ok(Some(End::Pass)),
                 Granted::EndOfJob => return Ok(Some(End::Job)),
                 Granted::Drain => return Ok(Some(End::Drain)),

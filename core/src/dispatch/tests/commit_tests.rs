@@ -98,3 +98,26 @@ fn a_state_of_a_job_that_nobody_opened_begins_it_for_all_ranks() {
     let Some(Granted::Batches(grant)) = world.grant(&opened[0].job, stream, 1, 100).unwrap() else { panic!("no grant") };
     assert_eq!((grant.pass, grant.batches.start), (PassId(1), 0));
 }
+
+#[test]
+fn a_grant_whose_answer_was_lost_comes_again() {
+    let ranks = |assignment| JobSettings { assignment, world_size: Some(2), ..exact("fixed") };
+    for settings in [exact("free"), ranks(Assignment::Static), ranks(Assignment::Rounds)] {
+        let mut world = World::new();
+        let rank = settings.is_fixed().then_some(0);
+        let consumer = ConsumerSettings { rank, ..consumer_settings("a") };
+        let event = Event::OpenJob { settings: Box::new(settings.clone()), consumer: Box::new(consumer), stored: stored("f", 0, 1) };
+        let Reply::Job(opened) = world.send(event).unwrap() else { panic!("not joined") };
+        let stream = world.stream(&opened, "a", "w", true);
+        let first = world.grant(&opened.job, stream, 2, 100).unwrap();
+        let ask = |world: &mut World, received: u64| {
+            world.send(Event::NextGrant { job: opened.job.clone(), stream, max_batches: 2, received: Some(received) }).unwrap()
+        };
+        let entries = world.log.len();
+        world.crash(false, false);
+        let again = ask(&mut world, 0);
+        assert_eq!(Some(again), first.clone().map(Reply::Granted), "{:?}", settings.assignment);
+        assert!(world.log.len() <= entries + 2, "nothing is granted by that");
+        assert_ne!(Some(ask(&mut world, 1)), first.map(Reply::Granted), "it was heard of");
+    }
+}

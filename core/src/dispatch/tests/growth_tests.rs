@@ -57,7 +57,7 @@ fn plan_pass(world: &mut World) {
 
 fn ask(world: &mut World, name: &JobName, stream: StreamId, most: u64) -> Result<Option<Granted>, Error> {
     for _ in 0..3 {
-        match world.send(Event::NextGrant { job: name.clone(), stream, max_batches: most })? {
+        match world.send(Event::NextGrant { job: name.clone(), stream, max_batches: most, received: None })? {
             Reply::Granted(granted) => return Ok(Some(granted)),
             Reply::Wait => world.tick(),
             other => panic!("{other:?}"),
@@ -390,7 +390,7 @@ fn waiting_for_an_epoch_is_no_failure_of_planning_it() {
         let answer = |answer| Event::PassShaped { job: job("j"), incarnation: Incarnation(0), pass: PassId(0), answer };
         let mut asked = 0;
         for _ in 0..20 {
-            world.send(Event::NextGrant { job: a.job.clone(), stream, max_batches: 1 }).unwrap();
+            world.send(Event::NextGrant { job: a.job.clone(), stream, max_batches: 1, received: None }).unwrap();
             world.pass_time(5_000);
             if world.take(|x| matches!(x, Action::ShapePass { .. }).then_some(())).is_some() {
                 asked += 1;
@@ -398,7 +398,7 @@ fn waiting_for_an_epoch_is_no_failure_of_planning_it() {
             }
         }
         assert!(asked > 6, "{order:?}: looked only {asked} times");
-        world.send(Event::NextGrant { job: a.job.clone(), stream, max_batches: 1 }).unwrap();
+        world.send(Event::NextGrant { job: a.job.clone(), stream, max_batches: 1, received: None }).unwrap();
         world.pass_time(5_000);
         assert!(world.take(|x| matches!(x, Action::ShapePass { .. }).then_some(())).is_some());
         world.send(answer(Err(Error::internal("the store is down")))).unwrap();
@@ -422,7 +422,7 @@ fn an_answer_from_before_the_publication_ends_no_job() {
         start(&mut world, 1, 0..1);
         let a = join(&mut world, &JobSettings { order, ..staged("j") }, "a", None);
         let stream = world.stream(&a, "a", "w", true);
-        world.send(Event::NextGrant { job: a.job.clone(), stream, max_batches: 1 }).unwrap();
+        world.send(Event::NextGrant { job: a.job.clone(), stream, max_batches: 1, received: None }).unwrap();
         world.tick();
         assert!(world.take(|x| matches!(x, Action::ShapePass { .. }).then_some(())).is_some());
         let lease = world.task("w").unwrap();

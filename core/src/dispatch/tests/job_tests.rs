@@ -361,7 +361,7 @@ fn a_pass_waits_for_its_epoch_and_fails_with_its_run() {
     let a = world.open(&s, "a", 0).unwrap();
     assert_eq!(world.state.jobs[&a.job].epochs.len(), 2, "C counts what is being written");
     let stream = world.stream(&a, "a", "w", true);
-    let event = Event::NextGrant { job: a.job.clone(), stream, max_batches: 1 };
+    let event = Event::NextGrant { job: a.job.clone(), stream, max_batches: 1, received: None };
     assert_eq!(world.send(event.clone()).unwrap(), Reply::Wait);
     world.tick();
     let asked = |world: &mut World| world.take(|x| matches!(x, Action::ShapePass { .. }).then_some(())).is_some();

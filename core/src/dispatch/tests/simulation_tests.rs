@@ -146,7 +146,7 @@ impl Sim {
         let index = self.pick(self.streams.len());
         let most = 1 + self.rng.below(4);
         let mut open = self.streams[index].clone();
-        match self.world.send(Event::NextGrant { job: open.job.job.clone(), stream: open.stream, max_batches: most }) {
+        match self.world.send(Event::NextGrant { job: open.job.job.clone(), stream: open.stream, max_batches: most, received: None }) {
             Ok(Reply::Granted(Granted::Batches(grant))) => {
                 for batch in grant.batches {
                     let key = (open.job.incarnation, grant.pass, batch);

@@ -255,7 +255,7 @@ impl World {
     /// The next grant; a pass that has to be planned first gets `rows` rows, with four batches a window.
     pub(super) fn grant(&mut self, name: &JobName, stream: StreamId, most: u64, rows: u64) -> Result<Option<Granted>> {
         for _ in 0..4 {
-            match self.send(Event::NextGrant { job: name.clone(), stream, max_batches: most })? {
+            match self.send(Event::NextGrant { job: name.clone(), stream, max_batches: most, received: None })? {
                 Reply::Granted(granted) => return Ok(Some(granted)),
                 Reply::Wait => self.tick(),
                 other => panic!("{other:?}"),

@@ -128,7 +128,7 @@ impl Sim {
         let Some(stream) = conn.stream.filter(|_| conn.up && !conn.asking && !conn.ended && conn.queue.is_empty()) else { return };
         self.conns[index].asking = true;
         let max_batches = 1 + self.rng.below(4);
-        self.call(Peer::Grant { conn: index }, Event::NextGrant { job: self.settings.job.clone(), stream, max_batches });
+        self.call(Peer::Grant { conn: index }, Event::NextGrant { job: self.settings.job.clone(), stream, max_batches, received: None });
     }
 
     fn ship(&mut self, index: usize, item: Item) {
