@@ -58,6 +58,8 @@ def connect(server: str | None = None, *, root: str | os.PathLike | None = None,
         raise
 
 
+# How often a query is asked before its server counts as gone.
+_QUERY_ATTEMPTS = 4
 # How long a client waits for a server, or for the next leader: longer than a takeover.
 _PATIENCE = 15.0
 # A host that is cut off sends nothing, not even the end of its connections: silence is asked about after so many milliseconds, and means the end
@@ -229,8 +231,15 @@ class Client:
         return Loader(self, dataset, **settings)
 
     def sql(self, query: str) -> pa.Table:
-        """The rows of a SELECT over datasets and system tables."""
-        return self._read(flight.FlightDescriptor.for_command(_statement(query)), None)
+        """The rows of a SELECT over datasets and system tables. Asked again, of another worker where there is one, when a worker goes away."""
+        for left in reversed(range(_QUERY_ATTEMPTS)):
+            try:
+                return self._read(flight.FlightDescriptor.for_command(_statement(query)), None)
+            except Unavailable:
+                if not left:
+                    raise
+                time.sleep(0.3)
+        raise AssertionError("unreachable")
 
     def search(self, dataset: str, query: str, limit: int = 10) -> pa.Table:
         """The best rows of a dataset (or ``name@v3``) for a text query: all its columns and ``_score``, best first.

@@ -5,13 +5,14 @@ use arrow::datatypes::SchemaRef;
 use arrow_flight::sql::{CommandStatementQuery, ProstMessageExt};
 use arrow_flight::{FlightData, FlightDescriptor, FlightInfo, Ticket};
 use bytes::Bytes;
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Kind, Result};
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
 use prost::Message as _;
 use serde_json::Value;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
@@ -21,6 +22,9 @@ use super::{Client, failed, location_of};
 use crate::api::PutCommand;
 use crate::decode::{Decoded, Decoder, schema_from_info};
 use crate::encode::Encoder;
+
+/// How often a query is asked before its server counts as gone.
+const QUERY_ATTEMPTS: u32 = 4;
 
 /// Rows from a server, of one schema.
 pub struct RecordStream {
@@ -101,8 +105,20 @@ impl Client {
     /// The server's: a query that does not plan, or fails while it runs.
     pub async fn sql(&self, query: &str) -> Result<RecordStream> {
         let command = CommandStatementQuery { query: query.to_owned(), transaction_id: None };
-        let info = self.flight_info(FlightDescriptor::new_cmd(command.as_any().encode_to_vec())).await?;
-        self.read_info(info).await
+        let descriptor = FlightDescriptor::new_cmd(command.as_any().encode_to_vec());
+        let mut left = QUERY_ATTEMPTS;
+        loop {
+            let info = self.flight_info(descriptor.clone()).await?;
+            let RecordStream { schema, mut batches } = self.read_info(info).await?;
+            match batches.next().await {
+                // The worker that was named is gone, or has only just come. Nothing was given out: another one is named next.
+                Some(Err(error)) if error.kind == Kind::Unavailable && left > 1 => {
+                    left -= 1;
+                    tokio::time::sleep(Duration::from_millis(300)).await;
+                }
+                first => return Ok(RecordStream { schema, batches: stream::iter(first).chain(batches).boxed() }),
+            }
+        }
     }
 
     /// Sends batches as a dataset. `mode` is null to create, `append` or `replace`.
