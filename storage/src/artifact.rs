@@ -69,11 +69,10 @@ pub async fn put_bytes(root: &Root, of: Of<'_>, name: &str, bytes: Bytes) -> Res
 /// Reads an object; `None` when it isn't there.
 pub async fn get_bytes(root: &Root, of: Of<'_>, name: &str) -> Result<Option<Bytes>> {
     let path = of.path(name)?;
-    let fail = |e: object_store::Error| root.error("read", &path, &e);
-    match root.store().get(&path).await {
-        Ok(found) => found.bytes().await.map(Some).map_err(fail),
+    match root.get_whole(&path).await {
+        Ok(found) => Ok(Some(found)),
         Err(object_store::Error::NotFound { .. }) => Ok(None),
-        Err(e) => Err(fail(e)),
+        Err(e) => Err(root.error("read", &path, &e)),
     }
 }
 

@@ -26,6 +26,9 @@ pub use errors::{io_error, redact, store_error};
 
 use crate::shard::FooterCache;
 
+/// How often a small object is asked for before its store counts as failing.
+const READS: u32 = 4;
+
 /// An opened root. Clones share the connections and the caches.
 #[derive(Clone)]
 pub struct Root(Arc<Inner>);
@@ -97,6 +100,21 @@ impl Root {
     /// The store, rooted at the root.
     pub fn store(&self) -> Arc<dyn ObjectStore> {
         Arc::clone(&self.0.store)
+    }
+
+    /// A small object, whole. Asked for again where the answer breaks off: the client underneath repeats requests, and not answers that began.
+    pub(crate) async fn get_whole(&self, path: &StorePath) -> object_store::Result<bytes::Bytes> {
+        let mut left = READS;
+        loop {
+            let got = async { self.0.store.get(path).await?.bytes().await };
+            match got.await {
+                Err(object_store::Error::Generic { .. }) if left > 1 => {
+                    left -= 1;
+                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                }
+                got => return got,
+            }
+        }
     }
 
     /// Everything below a prefix.

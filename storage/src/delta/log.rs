@@ -177,8 +177,7 @@ pub(super) async fn read_commit(root: &Root, name: &DatasetName, version: Versio
 }
 
 pub(super) async fn get(root: &Root, path: &Path) -> Result<Bytes> {
-    let got = async { root.store().get(path).await?.bytes().await };
-    got.await.map_err(|e| root.error("read the log file", path, &e))
+    root.get_whole(path).await.map_err(|e| root.error("read the log file", path, &e))
 }
 
 fn parse_lines(bytes: &[u8]) -> Result<Vec<Line>> {
