@@ -11,13 +11,17 @@ mod errors;
 pub(crate) mod listing;
 mod remote;
 
+use bytes::Bytes;
 use forebay_core::ids::DatasetName;
 use forebay_core::{Error, Result};
 use object_store::path::Path as StorePath;
-use object_store::{ObjectStore, ObjectStoreExt, PutMode};
+use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode};
+use object_store::{OBJECT_STORE_COALESCE_DEFAULT, coalesce_ranges};
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use url::Url;
 
 pub use durable::{DiskSyncer, Syncer};
@@ -26,8 +30,27 @@ pub use errors::{io_error, redact, store_error};
 
 use crate::shard::FooterCache;
 
-/// How often a small object is asked for before its store counts as failing.
+/// How often bytes are asked for whose answer breaks off before their store counts as failing.
 const READS: u32 = 4;
+
+/// An answer's bytes. Asked for again where it breaks off: the client underneath repeats requests, and not answers that began.
+pub(crate) async fn whole<F>(ask: impl Fn() -> F) -> object_store::Result<(ObjectMeta, Bytes)>
+where
+    F: Future<Output = object_store::Result<GetResult>>,
+{
+    let mut left = READS;
+    loop {
+        let got = ask().await?;
+        let meta = got.meta.clone();
+        match got.bytes().await {
+            Err(object_store::Error::Generic { .. }) if left > 1 => {
+                left -= 1;
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            bytes => return Ok((meta, bytes?)),
+        }
+    }
+}
 
 /// An opened root. Clones share the connections and the caches.
 #[derive(Clone)]
@@ -102,19 +125,23 @@ impl Root {
         Arc::clone(&self.0.store)
     }
 
-    /// A small object, whole. Asked for again where the answer breaks off: the client underneath repeats requests, and not answers that began.
-    pub(crate) async fn get_whole(&self, path: &StorePath) -> object_store::Result<bytes::Bytes> {
-        let mut left = READS;
-        loop {
-            let got = async { self.0.store.get(path).await?.bytes().await };
-            match got.await {
-                Err(object_store::Error::Generic { .. }) if left > 1 => {
-                    left -= 1;
-                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-                }
-                got => return got,
-            }
+    /// A small object, whole.
+    pub(crate) async fn get_whole(&self, path: &StorePath) -> object_store::Result<Bytes> {
+        whole(|| self.0.store.get(path)).await.map(|(_, bytes)| bytes)
+    }
+
+    /// Some bytes of an object.
+    pub(crate) async fn get_range(&self, path: &StorePath, range: Range<u64>) -> object_store::Result<Bytes> {
+        let options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
+        whole(|| self.0.store.get_opts(path, options.clone())).await.map(|(_, bytes)| bytes)
+    }
+
+    /// Several ranges of an object, near ones by one request.
+    pub(crate) async fn get_ranges(&self, path: &StorePath, ranges: &[Range<u64>]) -> object_store::Result<Vec<Bytes>> {
+        if self.0.local.is_some() {
+            return self.0.store.get_ranges(path, ranges).await;
         }
+        coalesce_ranges(ranges, |range| self.get_range(path, range), OBJECT_STORE_COALESCE_DEFAULT).await
     }
 
     /// Everything below a prefix.

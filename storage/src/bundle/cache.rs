@@ -6,7 +6,6 @@
 
 use forebay_core::text::BundleMeta;
 use forebay_core::{Error, Result};
-use object_store::ObjectStoreExt;
 use object_store::path::Path as StorePath;
 use parking_lot::Mutex;
 use std::collections::HashSet;
@@ -116,8 +115,7 @@ impl BundleCache {
         if place.exists() {
             return Ok(());
         }
-        let got = async { root.store().get(path).await?.bytes().await };
-        let bytes = got.await.map_err(|e| root.error("read the index bundle", path, &e))?;
+        let bytes = root.get_whole(path).await.map_err(|e| root.error("read the index bundle", path, &e))?;
         check_whole(&bytes, meta)?;
         let (inner, partial) = (self.0.clone(), self.0.folder.join(format!("{key}.{}.{PARTIAL}", uuid::Uuid::new_v4().simple())));
         blocking(move || {

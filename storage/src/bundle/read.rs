@@ -4,7 +4,6 @@ use bytes::Bytes;
 use forebay_core::ids::DatasetName;
 use forebay_core::text::BundleMeta;
 use forebay_core::{Error, Result};
-use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use std::fs::File;
 use std::ops::Range;
@@ -54,7 +53,7 @@ impl Source {
                 Ok(bytes.into())
             }
             Self::Store { root, path, runtime } => {
-                runtime.block_on(root.store().get_range(path, range)).map_err(|e| root.error("read the index bundle", path, &e))
+                runtime.block_on(root.get_range(path, range)).map_err(|e| root.error("read the index bundle", path, &e))
             }
         }
     }
@@ -122,9 +121,7 @@ impl Bundle {
     async fn from_store(root: &Root, path: Path, size: u64) -> Result<Self> {
         let place = root.place(&path);
         let from = size.saturating_sub(FIRST_READ);
-        let get = async |range: Range<u64>| {
-            root.store().get_range(&path, range).await.map_err(|e| root.error("open the index bundle", &path, &e))
-        };
+        let get = async |range: Range<u64>| root.get_range(&path, range).await.map_err(|e| root.error("open the index bundle", &path, &e));
         let end = End::new(get(from..size).await?, from, size).map_err(|e| e.context(&place))?;
         let missing = end.missing_table();
         let front = if missing.is_empty() { Bytes::new() } else { get(missing).await? };
@@ -243,8 +240,7 @@ impl End {
 /// Failures of the store.
 pub async fn inspect(root: &Root, name: &DatasetName, path: &str) -> Result<Option<(u64, String, serde_json::Value)>> {
     let path = shard_path(name, path);
-    let got = async { root.store().get(&path).await?.bytes().await };
-    let bytes = match got.await {
+    let bytes = match root.get_whole(&path).await {
         Ok(bytes) => bytes,
         Err(object_store::Error::NotFound { .. }) => return Ok(None),
         Err(e) => return Err(root.error("read the index bundle", &path, &e)),

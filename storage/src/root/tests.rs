@@ -1,14 +1,17 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use forebay_core::Kind;
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path as StorePath;
-use object_store::{CopyOptions, ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, RenameOptions};
+use object_store::{
+    CopyOptions, GetResultPayload, ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, RenameOptions,
+};
 use parking_lot::Mutex;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::*;
 
@@ -238,6 +241,14 @@ fn errors_of_the_disk_say_what_happened() {
 struct Careless {
     inner: object_store::memory::InMemory,
     looks: bool,
+    /// So many answers break off after half of their bytes.
+    broken: AtomicU32,
+}
+
+impl Careless {
+    fn new(looks: bool) -> Self {
+        Self { inner: object_store::memory::InMemory::new(), looks, broken: AtomicU32::new(0) }
+    }
 }
 
 impl std::fmt::Display for Careless {
@@ -263,7 +274,15 @@ impl ObjectStore for Careless {
         self.inner.put_multipart_opts(path, options).await
     }
     async fn get_opts(&self, path: &StorePath, options: object_store::GetOptions) -> object_store::Result<object_store::GetResult> {
-        self.inner.get_opts(path, options).await
+        let mut got = self.inner.get_opts(path, options).await?;
+        if self.broken.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
+            let half = (got.range.end - got.range.start) as usize / 2;
+            let GetResultPayload::Stream(bytes) = got.payload else { panic!("bytes in memory") };
+            let bytes = Bytes::from(bytes.try_collect::<Vec<_>>().await?.concat()).slice(..half);
+            let reset = || object_store::Error::Generic { store: "S3", source: "connection reset".into() };
+            got.payload = GetResultPayload::Stream(stream::iter([Ok(bytes), Err(reset())]).boxed());
+        }
+        Ok(got)
     }
     fn delete_stream(
         &self,
@@ -288,10 +307,29 @@ async fn a_store_without_conditional_writes_is_refused() {
     probe_conditional_writes(&good, "s3://good").await.unwrap();
     assert!(good.list(None).try_collect::<Vec<_>>().await.unwrap().is_empty(), "the probe stayed");
     for (looks, what) in [(false, "ignores conditional writes"), (true, "let two writers create an object at once")] {
-        let careless = Careless { inner: object_store::memory::InMemory::new(), looks };
+        let careless = Careless::new(looks);
         let error = probe_conditional_writes(&careless, "s3://careless").await.unwrap_err();
         assert_eq!(error.kind, Kind::Unsupported);
         assert!(error.message.contains("s3://careless") && error.message.contains(what), "{error}");
         assert!(careless.inner.list(None).try_collect::<Vec<_>>().await.unwrap().is_empty(), "the probe stayed");
     }
+}
+
+#[tokio::test]
+async fn an_answer_that_breaks_off_is_asked_for_again() {
+    let store = Arc::new(Careless::new(false));
+    let (root, path) = (Root::over(store.clone()), StorePath::from("a/b"));
+    store.put(&path, PutPayload::from_static(b"0123456789")).await.unwrap();
+    for broken in [0, 1, READS - 1] {
+        let wear = || store.broken.store(broken, Relaxed);
+        wear();
+        assert_eq!(root.get_whole(&path).await.unwrap(), "0123456789");
+        wear();
+        assert_eq!(root.get_range(&path, 2..6).await.unwrap(), "2345");
+        wear();
+        assert_eq!(root.get_ranges(&path, &[0..2, 7..9]).await.unwrap(), ["01", "78"]);
+    }
+    store.broken.store(READS, Relaxed);
+    assert!(matches!(root.get_range(&path, 0..4).await, Err(object_store::Error::Generic { .. })));
+    assert!(matches!(root.get_whole(&StorePath::from("none")).await, Err(object_store::Error::NotFound { .. })));
 }

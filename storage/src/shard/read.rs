@@ -205,7 +205,7 @@ impl MetadataFetch for FooterFetch<'_> {
     fn fetch(&mut self, range: Range<u64>) -> BoxFuture<'_, parquet::errors::Result<Bytes>> {
         let (root, path) = (self.root, self.path);
         async move {
-            match root.store().get_range(path, range.clone()).await {
+            match root.get_range(path, range.clone()).await {
                 Ok(bytes) => Ok(bytes),
                 Err(e) => Err(ParquetError::External(Box::new(unread(root, path, range.end, "read the footer of", &e).await))),
             }
@@ -305,7 +305,7 @@ struct Chunks {
 
 async fn fetch(root: &Root, path: &Path, ranges: &[Range<u64>]) -> Result<Chunks> {
     let size = ranges.iter().map(|r| r.end).max().unwrap_or(0);
-    let parts = match root.store().get_ranges(path, ranges).await {
+    let parts = match root.get_ranges(path, ranges).await {
         Ok(parts) => parts,
         Err(e) => {
             let error = unread(root, path, size, "read the shard", &e).await;

@@ -6,7 +6,7 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetRange, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
 use std::collections::VecDeque;
 
-use crate::root::Root;
+use crate::root::{Root, whole};
 
 /// Size of a part. Stores want at least 5 MiB and some want all parts but the last equal.
 const PART_BYTES: usize = 8 << 20;
@@ -124,12 +124,10 @@ impl Upload {
 
 async fn verify(root: &Root, path: &Path, size: u64, tail: Vec<u8>) -> Result<()> {
     let options = GetOptions { range: Some(GetRange::Suffix(tail.len() as u64)), ..GetOptions::default() };
-    let read = async {
-        let got = root.store().get_opts(path, options).await?;
-        let size = got.meta.size;
-        Ok::<_, object_store::Error>((size, got.bytes().await?))
-    };
-    let (found, bytes) = read.await.map_err(|e| root.error("read back the shard", path, &e))?;
+    let store = root.store();
+    let read = whole(|| store.get_opts(path, options.clone()));
+    let (meta, bytes) = read.await.map_err(|e| root.error("read back the shard", path, &e))?;
+    let found = meta.size;
     if found != size || bytes != tail {
         return Err(Error::corrupt(format!(
             "the shard {} isn't what was written: {found} bytes where {size} were written",

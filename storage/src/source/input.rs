@@ -17,7 +17,7 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 
 use super::path;
-use crate::root::{Root, redact};
+use crate::root::{Root, redact, whole};
 
 /// Bytes of one range request.
 const REMOTE_CHUNK: u64 = 8 << 20;
@@ -188,8 +188,8 @@ impl Blob {
             Place::Remote { store, key, handle, etag } => {
                 let options =
                     GetOptions { range: Some(GetRange::Bounded(start..start + len)), if_match: etag.clone(), ..GetOptions::default() };
-                let read = async { store.get_opts(key, options).await?.bytes().await };
-                let bytes = handle.block_on(read).map_err(|e| io::Error::other(remote_error(self.name(), &e)))?;
+                let read = whole(|| store.get_opts(key, options.clone()));
+                let (_, bytes) = handle.block_on(read).map_err(|e| io::Error::other(remote_error(self.name(), &e)))?;
                 if bytes.len() as u64 == len { Ok(bytes) } else { Err(io::Error::other(changed(self.name()))) }
             }
         }
