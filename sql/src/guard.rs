@@ -168,8 +168,10 @@ fn kind_and_message(error: &DataFusionError) -> (Kind, String) {
                 None => (Kind::BadInput, e.to_string()),
             },
             ArrowError::MemoryError(m) => (Kind::ResourceExhausted, m.clone()),
+            ArrowError::IoError(_, io) if no_room(io).is_some() => (Kind::ResourceExhausted, no_room(io).unwrap_or_default()),
             other => (Kind::BadInput, other.to_string()),
         },
+        DataFusionError::IoError(io) if no_room(io).is_some() => (Kind::ResourceExhausted, no_room(io).unwrap_or_default()),
         DataFusionError::SQL(parser, _) => (Kind::BadInput, strip(&parser.to_string())),
         DataFusionError::Plan(m) | DataFusionError::Execution(m) | DataFusionError::Configuration(m) => (Kind::BadInput, strip(m)),
         DataFusionError::SchemaError(schema, _) => (Kind::BadInput, strip(&schema.to_string())),
@@ -177,6 +179,18 @@ fn kind_and_message(error: &DataFusionError) -> (Kind, String) {
         DataFusionError::ResourcesExhausted(m) => (Kind::ResourceExhausted, strip(m)),
         other => (Kind::Internal, strip(&other.to_string())),
     }
+}
+
+/// What to say of an error in writing a spill file that means that there is no room for it. DataFusion's own limit is known by its text only.
+fn no_room(error: &std::io::Error) -> Option<String> {
+    use std::io::ErrorKind;
+    if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) {
+        return Some(format!("no space is left on disk for what queries spill: {error}"));
+    }
+    let text = error.to_string();
+    let (_, after) = text.split_once("during the spilling process has exceeded the allowable limit of ")?;
+    let limit = after.split(". ").next().unwrap_or(after);
+    Some(format!("queries would spill more to disk than query.spill_limit allows, {limit}; ask for less, or raise it"))
 }
 
 /// DataFusion appends a backtrace where it has one.

@@ -16,6 +16,7 @@ use datafusion::prelude::SessionConfig;
 use object_store::ObjectStore;
 use url::Url;
 
+use crate::catalog::yielding::YieldingJoins;
 use crate::functions::capped::capped;
 
 /// A registry that has nothing and takes nothing: no URL in a query leads anywhere. DataFusion's own would serve `file://`.
@@ -83,5 +84,6 @@ pub(crate) fn state(config: SessionConfig, runtime: Arc<RuntimeEnv>, functions: 
         .with_higher_order_functions(SessionStateDefaults::default_higher_order_functions())
         .with_aggregate_functions(SessionStateDefaults::default_aggregate_functions())
         .with_window_functions(SessionStateDefaults::default_window_functions())
+        .with_physical_optimizer_rule(Arc::new(YieldingJoins))
         .build()
 }

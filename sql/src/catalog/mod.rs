@@ -27,6 +27,7 @@ mod text_rows;
 mod view_shape;
 mod views;
 mod weight;
+pub(crate) mod yielding;
 
 #[cfg(test)]
 mod tests;
