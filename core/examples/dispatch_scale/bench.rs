@@ -1,9 +1,4 @@
-//! How fast and how small the dispatcher's core is: many consumers draw one long pass, with a journal in memory.
-//!
-//! `cargo run --release -p forebay-core --example dispatch_scale [CONSUMERS WORKERS BATCHES [BLOCK]]`, by default 10,000 consumers, 1,000
-//! workers, 10 million batches and blocks of 16; `dispatch_scale smoke` is small. Every event is decided, its entries are encoded and applied, as
-//! the shell does it; what is due is looked at after every group of events; ledger files are written when they are due, and the state is written
-//! down as often as the shell does. What a store adds is not measured: `docs/scale.md` says what that is.
+//! The benchmark of the dispatcher's core, over a journal in memory or one that is handed in (`tests/examples/journal_scale.rs`).
 
 #![allow(
     clippy::disallowed_methods,
@@ -22,7 +17,7 @@ use forebay_core::dispatch::{
 use forebay_core::ids::{BatchId, ConsumerName, DatasetName, EpochId, Fence, JobName, PassId, VersionId, WorkerName};
 use forebay_core::job::{ConsumerSettings, JobSettings};
 
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
+pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const PER_WINDOW: u64 = 1_000;
 /// Events that the shell takes at once.
@@ -56,7 +51,21 @@ impl Calls {
     }
 }
 
+/// A journal that outlives the process.
+pub(crate) trait Keep {
+    /// Returns when the entries are durable.
+    fn append(&mut self, entries: Vec<Vec<u8>>) -> Result<()>;
+    /// Puts a state in the place of all entries so far.
+    fn compact(&mut self, state: &[u8]) -> Result<()>;
+    /// The state that was written last, if one was, and the entries after it, as the next leader reads them.
+    fn load(&mut self) -> Result<(Option<Vec<u8>>, Vec<Vec<u8>>)>;
+}
+
 struct Bench {
+    keep: Option<Box<dyn Keep>>,
+    /// Entries of the log that the kept journal has.
+    kept: usize,
+    durable: Calls,
     state: State,
     volatile: Volatile,
     /// Virtual: a loaded machine must not make leases run out.
@@ -79,8 +88,11 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(shape: PassShape) -> Self {
+    fn new(shape: PassShape, keep: Option<Box<dyn Keep>>) -> Self {
         Self {
+            keep,
+            kept: 0,
+            durable: Calls::default(),
             state: State::default(),
             volatile: Volatile::new(20_000),
             mono_ms: 0,
@@ -151,10 +163,15 @@ impl Bench {
             }
         }
         self.settling += start.elapsed();
+        self.make_durable()?;
         if self.log.len() as u64 >= entries_per_state(COMPACT_AFTER, self.snapshot.len()) {
             let start = Instant::now();
             self.snapshot = serde_json::to_vec(&self.state)?;
+            if let Some(keep) = &mut self.keep {
+                keep.compact(&self.snapshot)?;
+            }
             self.log.clear();
+            self.kept = 0;
             self.snapshots += 1;
             self.snapshot_bytes += self.snapshot.len() as u64;
             self.snapshotting += start.elapsed();
@@ -162,20 +179,38 @@ impl Bench {
         Ok(())
     }
 
-    /// What a new leader does first.
-    fn replay(&self) -> Result<()> {
+    /// Writes what the group decided: nobody is answered before.
+    fn make_durable(&mut self) -> Result<()> {
+        let Some(keep) = self.keep.as_mut().filter(|_| self.kept < self.log.len()) else { return Ok(()) };
         let start = Instant::now();
-        let mut state: State = serde_json::from_slice(&self.snapshot)?;
+        keep.append(self.log[self.kept..].to_vec())?;
+        self.durable.took(start);
+        self.kept = self.log.len();
+        Ok(())
+    }
+
+    /// What a new leader does first.
+    fn replay(&mut self) -> Result<()> {
+        self.make_durable()?;
+        let start = Instant::now();
+        let loaded = self.keep.as_mut().map(|keep| keep.load()).transpose()?;
+        if loaded.is_some() {
+            println!("  the journal read back in {:.0} ms", start.elapsed().as_secs_f64() * 1e3);
+        }
+        let (snapshot, log) =
+            loaded.as_ref().map_or((&self.snapshot, &self.log), |(snapshot, log)| (snapshot.as_ref().unwrap_or(&self.snapshot), log));
+        let start = Instant::now();
+        let mut state: State = serde_json::from_slice(snapshot)?;
         let read = start.elapsed();
-        for bytes in &self.log {
+        for bytes in log {
             apply(&mut state, &Entry::decode(bytes)?);
         }
-        let bytes = self.log.iter().map(Vec::len).sum::<usize>();
+        let bytes = log.iter().map(Vec::len).sum::<usize>();
         println!(
             "  replay: a state of {} bytes in {:.0} ms, then {} entries of {bytes} bytes in {:.0} ms",
-            self.snapshot.len(),
+            snapshot.len(),
             read.as_secs_f64() * 1e3,
-            self.log.len(),
+            log.len(),
             (start.elapsed() - read).as_secs_f64() * 1e3
         );
         if state != self.state {
@@ -314,7 +349,7 @@ fn processor_seconds() -> f64 {
     (ticks(11) + ticks(12)) / 100.0
 }
 
-fn sizes(bench: &Bench, before: u64) -> Result<()> {
+fn sizes(bench: &mut Bench, before: u64) -> Result<()> {
     let job = bench.job()?;
     let windows = job.passes.values().map(|p| p.windows.len() as u64).sum::<u64>();
     let bytes = job.passes.values().map(Pass::memory).sum::<usize>() + job.streams.lease_memory();
@@ -342,8 +377,8 @@ fn mega(bytes: u64) -> f64 {
     bytes as f64 / 1e6
 }
 
-fn main() -> Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+/// `[smoke] [CONSUMERS WORKERS BATCHES [BLOCK]]`.
+pub(crate) fn measure(arguments: &[String], keep: Option<Box<dyn Keep>>) -> Result<()> {
     let smoke = arguments.iter().any(|a| a == "smoke");
     let numbers: Vec<u64> =
         arguments.iter().filter(|a| *a != "smoke").map(|a| a.replace(['_', ','], "").parse()).collect::<std::result::Result<_, _>>()?;
@@ -351,7 +386,7 @@ fn main() -> Result<()> {
     let (consumers, workers) = (pick(0, 200, 10_000), pick(1, 20, 1_000).max(1));
     let (batches, block) = (pick(2, 200_000, 10_000_000), pick(3, 16, 16).max(1));
     let settings = JobSettings { batch_size: 1, ..JobSettings::new(JobName::parse("run1")?, DatasetName::parse("digits")?) };
-    let mut bench = Bench::new(PassShape {
+    let shape = PassShape {
         version: Some(VersionId(0)),
         epoch: EpochId(0),
         rows: batches,
@@ -359,7 +394,8 @@ fn main() -> Result<()> {
         batches_per_window: PER_WINDOW,
         selection: None,
         growth: None,
-    });
+    };
+    let mut bench = Bench::new(shape, keep);
     bench.decide(Event::Lead { fence: Fence(1), address: None, workers_died: false, continue_runs: true })?;
     let start = Instant::now();
     let joined = (0..consumers).map(|consumer| join(&mut bench, &settings, consumer, workers)).collect::<Result<Vec<_>>>()?;
@@ -370,6 +406,7 @@ fn main() -> Result<()> {
     bench.settle()?;
     (bench.journal_bytes, bench.entries, bench.encoding, bench.settling) = (0, 0, Duration::ZERO, Duration::ZERO);
     (bench.snapshots, bench.snapshot_bytes, bench.snapshotting) = (0, 0, Duration::ZERO);
+    bench.durable.0.clear();
     let resident = resident_bytes();
     let (start, processor) = (Instant::now(), processor_seconds());
     let m = run(&mut bench, joined, (batches, block), resident)?;
@@ -394,6 +431,10 @@ fn report(bench: &mut Bench, mut m: Measured, whole: Duration, processor: f64) -
     m.acks.print("acknowledge");
     m.beats.print("heartbeat");
     m.closes.print("close and leave");
+    if bench.keep.is_some() {
+        println!("each group of {GROUP} is answered when its entries are durable:");
+        bench.durable.print("write of a group");
+    }
     println!(
         "  of the time: encoding {:.2} s, ticks and ledger rows {:.2} s, {} states of {:.1} MB {:.2} s",
         bench.encoding.as_secs_f64(),
