@@ -39,7 +39,7 @@ impl bench::Keep for OnDisk {
         Ok(self.runtime.block_on(self.journal.compact(self.upto, state.to_vec().into()))?)
     }
 
-    fn load(&mut self) -> bench::Result<(Option<Vec<u8>>, Vec<Vec<u8>>)> {
+    fn load(&mut self) -> bench::Result<bench::Kept> {
         // What opening found is of no interest: later loads read what was written since.
         let first = self.runtime.block_on(self.journal.load())?;
         let loaded = if first.last() < self.upto { self.runtime.block_on(self.journal.load())? } else { first };

@@ -51,6 +51,9 @@ impl Calls {
     }
 }
 
+/// The newest state that was written down, and the entries after it.
+pub(crate) type Kept = (Option<Vec<u8>>, Vec<Vec<u8>>);
+
 /// A journal that outlives the process.
 pub(crate) trait Keep {
     /// Returns when the entries are durable.
@@ -58,7 +61,7 @@ pub(crate) trait Keep {
     /// Puts a state in the place of all entries so far.
     fn compact(&mut self, state: &[u8]) -> Result<()>;
     /// The state that was written last, if one was, and the entries after it, as the next leader reads them.
-    fn load(&mut self) -> Result<(Option<Vec<u8>>, Vec<Vec<u8>>)>;
+    fn load(&mut self) -> Result<Kept>;
 }
 
 struct Bench {

@@ -40,3 +40,22 @@ fn our_errors_pass_through_datafusion() {
     assert_eq!(back.kind, Kind::NotFound);
     assert!(back.to_string().contains("look again"));
 }
+
+#[test]
+fn a_full_spill_area_is_no_fault_of_the_text() {
+    let text =
+        "The used disk space during the spilling process has exceeded the allowable limit of 32.0 MB. Please try increasing the config";
+    let own = || std::io::Error::other(text);
+    let full = || std::io::Error::from(std::io::ErrorKind::StorageFull);
+    let arrow = |io: std::io::Error| DataFusionError::ArrowError(Box::new(ArrowError::IoError(io.to_string(), io)), None);
+    for error in [DataFusionError::IoError(own()), arrow(own())] {
+        let error = to_error(error);
+        assert_eq!(error.kind, Kind::ResourceExhausted);
+        assert!(error.message.contains("query.spill_limit allows, 32.0 MB"), "{error}");
+    }
+    for error in [DataFusionError::IoError(full()), arrow(full())] {
+        let error = to_error(error);
+        assert!(error.kind == Kind::ResourceExhausted && error.message.contains("no space"), "{error}");
+    }
+    assert_eq!(to_error(arrow(std::io::Error::other("broken"))).kind, Kind::BadInput);
+}
